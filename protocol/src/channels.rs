@@ -8,28 +8,13 @@
 //!
 //! Everything after these two bytes is the data of the channel, which virt-handler does not parse. A launcher without a
 //! migration closes the connection.
-//!
-//! [`AWAIT_SOCKET`] and [`Channel::socket_byte`] are the same requests of a virt-handler that takes sockets. The launcher then passes
-//! the socket of libvirt or QEMU with its answer (`SCM_RIGHTS`), so that no further process copies the data. The connection itself
-//! stays silent; its end is that of the channel. Without a socket, as for [`Channel::Release`], the data is on the connection. A
-//! launcher that knows these requests answers with [`IDLE`] while it has no migration; one that does not closes the connection.
 
 /// Name of the socket, in the directory of the protocol's socket.
 pub const SOCKET: &str = "migration-sock";
 /// First byte of a connection that waits for a channel of the source.
 pub const AWAIT: u8 = b'A';
-/// The same, of a virt-handler that takes sockets.
-pub const AWAIT_SOCKET: u8 = AWAIT.to_ascii_lowercase();
-/// Answer of a launcher that knows sockets and has no migration.
-pub const IDLE: u8 = b'-';
 /// Answer of the target's launcher.
 pub const CONNECTED: u8 = b'+';
-
-/// Returns the request of a first byte without regard to sockets, and true if virt-handler takes them.
-#[must_use]
-pub const fn request(first: u8) -> (u8, bool) {
-    (first.to_ascii_uppercase(), first.is_ascii_lowercase())
-}
 
 /// A channel.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Hash)]
@@ -61,12 +46,6 @@ impl Channel {
         }
     }
 
-    /// Returns the byte of the channel in a request of a virt-handler that takes sockets.
-    #[must_use]
-    pub const fn socket_byte(self) -> u8 {
-        self.byte().to_ascii_lowercase()
-    }
-
     /// Returns the channel of a byte.
     #[must_use]
     pub fn of(byte: u8) -> Option<Self> {
@@ -93,14 +72,9 @@ mod tests {
     fn bytes_of_channels_are_distinct() {
         for channel in Channel::ALL {
             assert_eq!(Channel::of(channel.byte()), Some(channel));
-            assert_eq!(Channel::of(channel.socket_byte()), None, "{}", channel.name());
-            assert_eq!(request(channel.socket_byte()), (channel.byte(), true));
-            assert_eq!(request(channel.byte()), (channel.byte(), false));
+            assert_ne!(channel.byte(), AWAIT);
         }
-        for byte in [AWAIT, AWAIT_SOCKET, IDLE, CONNECTED] {
-            assert_eq!(Channel::of(byte), None);
-            assert!(Channel::ALL.iter().all(|channel| channel.socket_byte() != byte));
-        }
+        assert_eq!(Channel::of(AWAIT), None);
         assert_eq!(Channel::of(0), None);
     }
 }

@@ -4,6 +4,8 @@
 //! hostile-launcher count SOCKET    accepts connections and stays silent
 //! hostile-launcher endless SOCKET  answers each call with an endless message
 //! hostile-launcher pings SOCKET    answers no call, and sends endless PING frames
+//! hostile-launcher bytes SOCKET    opens a channel of a migration, and sends endless bytes
+//! hostile-launcher passes SOCKET   the same, and passes a descriptor whose end takes an hour
 //! ```
 //!
 //! It prints a line at the start and end of each connection. HTTP/2 (RFC 9113) is implemented here because libraries follow
@@ -11,14 +13,22 @@
 
 use std::{
     collections::HashMap,
-    io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    io::{IoSlice, Read, Write},
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::AsRawFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
 use anyhow::{Context, Result, bail};
+use nix::{
+    libc,
+    sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg, setsockopt, sockopt},
+};
 
 /// Length of the client's connection preface.
 const PREFACE: usize = 24;
@@ -39,16 +49,22 @@ const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
 
 /// `:status: 200` and `content-type: application/grpc`, by numbers of the static table (RFC 7541, appendix A).
 const RESPONSE: &[u8] = b"\x88\x0f\x10\x10application/grpc";
+/// Byte of a channel for the memory of a guest (`protocol::channels`).
+const MEMORY: u8 = b'M';
 /// Header of an uncompressed gRPC message of maximum length.
 const MESSAGE: [u8; 5] = [0, 0xff, 0xff, 0xff, 0xff];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [mode, socket] = arguments.as_slice() else { bail!("usage: hostile-launcher count|endless|pings SOCKET") };
+    let [mode, socket] = arguments.as_slice() else {
+        bail!("usage: hostile-launcher count|endless|pings|bytes|passes SOCKET")
+    };
     let serve: fn(UnixStream) -> Result<()> = match mode.as_str() {
         "count" => hold,
         "endless" => |stream| speak(stream, false),
         "pings" => |stream| speak(stream, true),
+        "bytes" => open_channel,
+        "passes" => pass,
         other => bail!("{other} is not known"),
     };
     // As in the launcher, the socket gets its name when it listens.
@@ -70,6 +86,36 @@ fn main() -> Result<()> {
 fn hold(mut stream: UnixStream) -> Result<()> {
     std::io::copy(&mut stream, &mut std::io::sink())?;
     Ok(())
+}
+
+/// Passes a TCP connection whose end takes an hour, and opens a channel.
+fn pass(stream: UnixStream) -> Result<()> {
+    // Connections to 127.0.0.1 reach the guest of a VMI with masquerade.
+    let listener = TcpListener::bind("127.0.0.2:0")?;
+    let mut passed = TcpStream::connect(listener.local_addr()?)?;
+    passed.set_nonblocking(true)?;
+    // Nobody reads.
+    while passed.write(&[0; FRAME]).is_ok() {}
+    setsockopt(&passed, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 3600 })?;
+    let descriptors = [passed.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    match sendmsg::<UnixAddr>(stream.as_raw_fd(), &[IoSlice::new(&[MEMORY])], &rights, MsgFlags::empty(), None) {
+        Ok(_) => println!("passed a descriptor"),
+        Err(error) => {
+            println!("the descriptor is refused: {error}");
+        }
+    }
+    // The other side has the last descriptor, if it has one.
+    drop(passed);
+    open_channel(stream)
+}
+
+/// Opens a channel of a migration and sends bytes without end.
+fn open_channel(mut stream: UnixStream) -> Result<()> {
+    stream.write_all(&[MEMORY])?;
+    loop {
+        stream.write_all(&[b'x'; FRAME])?;
+    }
 }
 
 /// Shared state of the threads of a connection.

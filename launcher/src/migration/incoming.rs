@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    Carrier, ChannelMode, Channels, Engine,
+    ChannelMode, Channels, Engine,
     outgoing::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
 };
 
@@ -26,13 +26,15 @@ const SOCKET_RETRY: Duration = Duration::from_millis(50);
 const RELEASE_BYTE: Duration = Duration::from_secs(10);
 
 /// Connects a channel to its socket in this pod and carries it.
-pub(super) async fn connect(channels: &Channels, channel: Channel, carrier: Carrier) -> Result<()> {
+pub(super) async fn connect(channels: &Channels, channel: Channel, mut carrier: UnixStream) -> Result<()> {
     let path = target(channels, channel);
     let socket = tokio::select! {
         socket = when_it_listens(&path) => socket?,
         () = channels.closed(ChannelMode::Incoming) => return Ok(()),
     };
-    carrier.carry(channels, ChannelMode::Incoming, channel, CONNECTED, socket).await
+    carrier.write_u8(CONNECTED).await?;
+    channels.splice(ChannelMode::Incoming, channel, carrier, socket).await;
+    Ok(())
 }
 
 /// Returns the socket behind a channel.

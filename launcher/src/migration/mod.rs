@@ -1,10 +1,9 @@
 //! Channels of a migration: connections of libvirt, QEMU and the launcher between two pods, see [`protocol::channels`].
 //!
 //! [`Channels`] is shared by the engine, which opens and closes them, and the server of the migration socket ([`serve`]).
-//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target. `carrier` passes each socket on to
-//! virt-handler, or copies its bytes with buffers of bounded size for a virt-handler that takes no sockets.
+//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target. Bytes are copied with buffers of
+//! bounded size and are not parsed. A connection ends when its direction does.
 
-mod carrier;
 mod incoming;
 mod outgoing;
 #[cfg(test)]
@@ -17,25 +16,24 @@ use std::{
     time::Duration,
 };
 
-use protocol::channels::{self, AWAIT, Channel};
+use protocol::channels::{AWAIT, Channel};
 use tokio::{
-    io::AsyncReadExt,
+    io::{AsyncReadExt, copy_bidirectional_with_sizes},
     net::{UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::timeout,
 };
 use tracing::Instrument;
 
-use self::{
-    carrier::Carrier,
-    outgoing::{Listeners, Waiting},
-};
+use self::outgoing::{Listeners, Waiting};
 use crate::{paths::Paths, socket};
 
 /// Limit of connections of the migration socket.
 const CONNECTIONS: usize = 64;
 /// Time limit of virt-handler's first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
+/// Buffer of each direction of a connection, in bytes.
+const BUFFER: usize = 256 * 1024;
 
 /// Which channels the migration socket passes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,6 +140,20 @@ impl Channels {
     pub(crate) async fn release(&self, paused: bool) -> Result<bool> {
         outgoing::release(self, paused).await
     }
+
+    /// Copies bytes between two sockets until both have ended, or channels of this mode are closed.
+    async fn splice(&self, mode: ChannelMode, channel: Channel, mut one: UnixStream, mut other: UnixStream) {
+        let name = channel.name();
+        tracing::debug!(channel = name, "a channel of the migration is open");
+        let result = tokio::select! {
+            result = copy_bidirectional_with_sizes(&mut one, &mut other, BUFFER, BUFFER) => result,
+            () = self.closed(mode) => Err(Error::new(ErrorKind::ConnectionAborted, "the migration has ended")),
+        };
+        match result {
+            Ok((sent, received)) => tracing::debug!(channel = name, sent, received, "a channel has ended"),
+            Err(error) => tracing::debug!(channel = name, %error, "a channel has ended"),
+        }
+    }
 }
 
 /// Serves the migration socket.
@@ -174,24 +186,19 @@ pub(crate) async fn serve(listener: UnixListener, engine: impl Engine) {
 }
 
 /// Takes a connection of virt-handler.
-async fn take(mut stream: UnixStream, engine: &impl Engine, permit: OwnedSemaphorePermit) -> Result<()> {
+async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync::OwnedSemaphorePermit) -> Result<()> {
     let first = timeout(FIRST_BYTE, stream.read_u8()).await??;
-    let own = engine.channels();
-    let (request, takes_sockets) = channels::request(first);
-    let carrier = |stream| Carrier::new(stream, takes_sockets, permit);
-    match (own.mode(), Channel::of(request)) {
-        (ChannelMode::Outgoing, None) if request == AWAIT => {
-            own.inner.waiting.push(carrier(stream));
+    let channels = engine.channels();
+    match (channels.mode(), Channel::of(first)) {
+        (ChannelMode::Outgoing, None) if first == AWAIT => {
+            channels.inner.waiting.push(stream, permit);
             Ok(())
         }
         (ChannelMode::Incoming | ChannelMode::Settled, Some(Channel::Release)) => {
             incoming::release(stream, engine).await
         }
-        (ChannelMode::Incoming, Some(channel)) => incoming::connect(own, channel, carrier(stream)).await,
-        _ => {
-            carrier(stream).dismiss();
-            Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel"))
-        }
+        (ChannelMode::Incoming, Some(channel)) => incoming::connect(channels, channel, stream).await,
+        _ => Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel")),
     }
 }
 

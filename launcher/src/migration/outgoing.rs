@@ -10,13 +10,13 @@ use std::{
 use protocol::channels::Channel;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixListener,
-    sync::Notify,
+    net::{UnixListener, UnixStream},
+    sync::{Notify, OwnedSemaphorePermit},
     time::{Instant, timeout, timeout_at},
 };
 use tracing::Instrument;
 
-use super::{Carrier, ChannelMode, Channels, SOCKETS, remove};
+use super::{ChannelMode, Channels, SOCKETS, remove};
 
 /// Limit of connections of virt-handler that wait. It keeps one.
 const WAITING: usize = 4;
@@ -34,42 +34,48 @@ pub(super) const NO_DOMAIN: u8 = b'n';
 /// Connections of virt-handler that wait for a channel.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    connections: Mutex<VecDeque<Carrier>>,
+    connections: Mutex<VecDeque<(UnixStream, OwnedSemaphorePermit)>>,
     arrived: Notify,
 }
 
 impl Waiting {
     /// Keeps a connection. The oldest one ends if there are too many.
-    pub(super) fn push(&self, carrier: Carrier) {
+    pub(super) fn push(&self, stream: UnixStream, permit: OwnedSemaphorePermit) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.len() >= WAITING {
-            connections.pop_front().inspect(Carrier::dismiss);
+            connections.pop_front();
         }
-        connections.push_back(carrier);
+        connections.push_back((stream, permit));
         drop(connections);
         self.arrived.notify_one();
     }
 
     /// Ends the waiting connections.
     pub(super) fn clear(&self) {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.drain(..).for_each(|carrier| carrier.dismiss());
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Returns the oldest connection that virt-handler has not closed.
-    fn pop(&self) -> Option<Carrier> {
+    fn pop(&self) -> Option<(UnixStream, OwnedSemaphorePermit)> {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        std::iter::from_fn(|| connections.pop_front()).find(Carrier::is_open)
+        // The oldest that virt-handler has not closed. It sends nothing while it waits.
+        while let Some((stream, permit)) = connections.pop_front() {
+            match stream.try_read(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Some((stream, permit)),
+                _ => {}
+            }
+        }
+        None
     }
 
-    /// Waits for a connection and takes it.
-    async fn take(&self) -> Result<Carrier> {
+    /// Waits for a connection and takes it for a channel.
+    async fn take(&self, channel: Channel) -> Result<(UnixStream, OwnedSemaphorePermit)> {
         let limit = Instant::now() + AWAIT_LIMIT;
         loop {
-            if let Some(carrier) = self.pop() {
+            if let Some((mut stream, permit)) = self.pop() {
+                stream.write_u8(channel.byte()).await?;
                 // Others may wait for the connections behind this one.
                 self.arrived.notify_one();
-                return Ok(carrier);
+                return Ok((stream, permit));
             }
             if timeout_at(limit, self.arrived.notified()).await.is_err() {
                 return Err(Error::new(ErrorKind::TimedOut, "virt-handler does not carry the channel"));
@@ -119,19 +125,16 @@ async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
             }
         };
         // One after the other: connections keep their order, and no more of them wait than the socket queues.
-        let failed = move |error: Error| {
-            tracing::warn!(channel = channel.name(), %error, "cannot open a channel of the migration");
-        };
-        match channels.inner.waiting.take().await {
-            Ok(carrier) => {
+        match channels.inner.waiting.take(channel).await {
+            Ok((carrier, permit)) => {
                 let channels = channels.clone();
-                let carry = async move {
-                    let carried = carrier.carry(&channels, ChannelMode::Outgoing, channel, channel.byte(), stream);
-                    carried.await.unwrap_or_else(failed);
+                let splice = async move {
+                    channels.splice(ChannelMode::Outgoing, channel, stream, carrier).await;
+                    drop(permit);
                 };
-                tokio::spawn(carry.in_current_span());
+                tokio::spawn(splice.in_current_span());
             }
-            Err(error) => failed(error),
+            Err(error) => tracing::warn!(channel = channel.name(), %error, "cannot open a channel of the migration"),
         }
     }
 }
@@ -139,8 +142,7 @@ async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
 /// Reports the end of the domain to the target's launcher.
 pub(super) async fn release(channels: &Channels, paused: bool) -> Result<bool> {
     let exchange = async {
-        let mut carrier = channels.inner.waiting.take().await?;
-        let stream = carrier.answer(Channel::Release.byte()).await?;
+        let (mut stream, _permit) = channels.inner.waiting.take(Channel::Release).await?;
         stream.write_u8(if paused { STAY_PAUSED } else { RUN }).await?;
         stream.read_u8().await
     };

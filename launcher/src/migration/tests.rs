@@ -1,12 +1,8 @@
 //! The channels between two pods.
 
-use std::{io::IoSliceMut, mem::MaybeUninit, time::Duration};
+use std::time::Duration;
 
-use protocol::channels::{CONNECTED, Channel, IDLE};
-use rustix::{
-    cmsg_space,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-};
+use protocol::channels::{CONNECTED, Channel};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -39,37 +35,12 @@ impl TestPod {
     }
 
     /// A waiting connection of virt-handler.
-    async fn waiting(&self, takes_sockets: bool) -> UnixStream {
-        let (mine, carrier) = connection(takes_sockets);
-        self.channels.inner.waiting.push(carrier);
+    async fn waiting(&self) -> UnixStream {
+        let (mine, its) = UnixStream::pair().unwrap();
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        self.channels.inner.waiting.push(its, permit);
         mine
     }
-}
-
-/// A connection of virt-handler.
-fn connection(takes_sockets: bool) -> (UnixStream, Carrier) {
-    let (mine, its) = UnixStream::pair().unwrap();
-    let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-    (mine, Carrier::new(its, takes_sockets, permit))
-}
-
-/// Reads a byte with the socket that comes with it.
-async fn read_socket(stream: &UnixStream) -> (u8, UnixStream) {
-    let receive = || {
-        let mut byte = [0];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-        let Some(RecvAncillaryMessage::ScmRights(mut sockets)) = control.drain().next() else {
-            return Err(ErrorKind::InvalidData.into());
-        };
-        Ok((byte[0], std::os::unix::net::UnixStream::from(sockets.next().unwrap())))
-    };
-    let (byte, socket) = timeout(Duration::from_secs(5), stream.async_io(tokio::io::Interest::READABLE, receive))
-        .await
-        .unwrap()
-        .unwrap();
-    (byte, UnixStream::from_std(socket).unwrap())
 }
 
 async fn read_byte(stream: &mut UnixStream) -> std::io::Result<u8> {
@@ -81,10 +52,10 @@ async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
     let pod = TestPod::new("outgoing");
     pod.channels.open(ChannelMode::Outgoing).unwrap();
     // One that virt-handler has closed is not taken.
-    drop(pod.waiting(false).await);
+    drop(pod.waiting().await);
     for channel in SOCKETS {
         let mut libvirt = UnixStream::connect(pod.channels.socket(channel)).await.unwrap();
-        let mut handler = pod.waiting(false).await;
+        let mut handler = pod.waiting().await;
         assert_eq!(read_byte(&mut handler).await.unwrap(), channel.byte());
         libvirt.write_all(b"x").await.unwrap();
         assert_eq!(read_byte(&mut handler).await.unwrap(), b'x');
@@ -94,7 +65,7 @@ async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
         assert!(read_byte(&mut handler).await.is_err());
     }
     let mut libvirt = UnixStream::connect(pod.channels.socket(Channel::Control)).await.unwrap();
-    let mut handler = pod.waiting(false).await;
+    let mut handler = pod.waiting().await;
     read_byte(&mut handler).await.unwrap();
     // The end of the migration ends its connections and sockets.
     pod.channels.open(ChannelMode::Closed).unwrap();
@@ -110,7 +81,7 @@ async fn a_channel_is_connected_once_its_socket_listens() {
     drop(UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap());
     pod.channels.open(ChannelMode::Incoming).unwrap();
     assert!(!pod.channels.socket(Channel::Memory).exists());
-    let (mut handler, its) = connection(false);
+    let (mut handler, its) = UnixStream::pair().unwrap();
     let channels = pod.channels.clone();
     tokio::spawn(async move { incoming::connect(&channels, Channel::Memory, its).await });
     tokio::time::sleep(Duration::from_millis(120)).await;
@@ -121,63 +92,11 @@ async fn a_channel_is_connected_once_its_socket_listens() {
     assert_eq!(read_byte(&mut qemu).await.unwrap(), b'x');
     // The control connection has the socket of libvirt's daemon.
     let daemon = UnixListener::bind(pod.paths.libvirt_socket()).unwrap();
-    let (mut handler, its) = connection(false);
+    let (mut handler, its) = UnixStream::pair().unwrap();
     let channels = pod.channels.clone();
     tokio::spawn(async move { incoming::connect(&channels, Channel::Control, its).await });
     assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
     daemon.accept().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_virt_handler_that_takes_sockets_gets_those_of_libvirt_and_qemu() {
-    let pod = TestPod::new("sockets");
-    pod.channels.open(ChannelMode::Outgoing).unwrap();
-    for ends_first in ["virt-handler", "libvirt", "migration"] {
-        let mut libvirt = UnixStream::connect(pod.channels.socket(Channel::Control)).await.unwrap();
-        let mut handler = pod.waiting(true).await;
-        let (byte, mut socket) = read_socket(&handler).await;
-        assert_eq!(byte, Channel::Control.byte());
-        libvirt.write_all(b"x").await.unwrap();
-        assert_eq!(read_byte(&mut socket).await.unwrap(), b'x');
-        socket.write_all(b"y").await.unwrap();
-        assert_eq!(read_byte(&mut libvirt).await.unwrap(), b'y');
-        match ends_first {
-            "virt-handler" => {
-                drop((handler, socket));
-                assert!(read_byte(&mut libvirt).await.is_err());
-            }
-            "libvirt" => {
-                drop(libvirt);
-                assert!(read_byte(&mut socket).await.is_err());
-            }
-            _ => {
-                pod.channels.open(ChannelMode::Closed).unwrap();
-                assert!(read_byte(&mut libvirt).await.is_err(), "virt-handler still has the socket");
-                assert!(read_byte(&mut socket).await.is_err());
-                assert!(read_byte(&mut handler).await.is_err());
-            }
-        }
-    }
-    // A connection that has waited in vain.
-    pod.channels.open(ChannelMode::Outgoing).unwrap();
-    let mut handler = pod.waiting(true).await;
-    pod.channels.open(ChannelMode::Closed).unwrap();
-    assert_eq!(read_byte(&mut handler).await.unwrap(), IDLE);
-}
-
-#[tokio::test]
-async fn the_target_passes_the_socket_that_it_has_connected() {
-    let pod = TestPod::new("passes");
-    pod.channels.open(ChannelMode::Incoming).unwrap();
-    let qemu = UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap();
-    let (handler, its) = connection(true);
-    let channels = pod.channels.clone();
-    tokio::spawn(async move { incoming::connect(&channels, Channel::Memory, its).await });
-    let (byte, mut socket) = read_socket(&handler).await;
-    assert_eq!(byte, CONNECTED);
-    let mut qemu = qemu.accept().await.unwrap().0;
-    socket.write_all(b"x").await.unwrap();
-    assert_eq!(read_byte(&mut qemu).await.unwrap(), b'x');
 }
 
 #[tokio::test]
@@ -191,7 +110,7 @@ async fn a_release_has_three_results() {
         (false, b'r', Some(b'?'), None),
         (false, b'r', None, None),
     ] {
-        let mut handler = pod.waiting(false).await;
+        let mut handler = pod.waiting().await;
         let channels = pod.channels.clone();
         let release = tokio::spawn(async move { channels.release(paused).await });
         assert_eq!(read_byte(&mut handler).await.unwrap(), Channel::Release.byte());

@@ -16,12 +16,10 @@ use prometheus::IntCounter;
 use protocol::channels::Channel;
 use rustix::net::sockopt;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy_bidirectional_with_sizes},
-    net::TcpStream,
-    time::timeout,
+    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes},
+    net::{TcpStream, UnixStream},
 };
 
-use super::launcher_end::{Data, LauncherEnd, ended};
 use crate::metrics::OpenChannel;
 
 /// Buffer of the direction in which guest memory and disks are copied.
@@ -32,9 +30,6 @@ const SMALL: usize = 16 << 10;
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(3), 3);
 /// Longest time for sent bytes to be acknowledged.
 const ACKNOWLEDGED: Duration = Duration::from_secs(15);
-
-/// Longest time to tell the other node that the launcher has ended a channel.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// End of a migration at which a channel is carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +43,7 @@ pub(super) enum End {
 /// Copies the bytes of a channel both ways until both sides have ended.
 pub(super) async fn carry(
     other_node: TlsStream,
-    launcher: LauncherEnd,
+    launcher: UnixStream,
     end: End,
     channel: Channel,
     open: &OpenChannel,
@@ -58,15 +53,9 @@ pub(super) async fn carry(
         End::Source => (bulk, SMALL),
         End::Target => (SMALL, bulk),
     };
-    let LauncherEnd { data, mut connection } = launcher;
-    let mut launcher = Counted { inner: data, sent: open.sent(), received: open.received() };
+    let mut launcher = Counted { inner: launcher, sent: open.sent(), received: open.received() };
     let mut other_node = other_node;
-    tokio::select! {
-        copied = copy_bidirectional_with_sizes(&mut launcher, &mut other_node, sent, received) => return copied.map(drop),
-        () = ended(&mut connection) => {}
-    }
-    // The other node gets the end, so that it does not report a lost connection.
-    timeout(FAREWELL, other_node.shutdown()).await.unwrap_or(Ok(()))
+    copy_bidirectional_with_sizes(&mut launcher, &mut other_node, sent, received).await.map(drop)
 }
 
 /// Lets the kernel notice that the other node is lost while a connection is idle.
@@ -106,7 +95,7 @@ pub(super) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
 
 /// The connection of a launcher, whose bytes are counted.
 struct Counted {
-    inner: Data,
+    inner: UnixStream,
     sent: IntCounter,
     received: IntCounter,
 }

@@ -6,9 +6,10 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use api::tls::handler_server_name;
 use daemon::{CancellationToken, tasks::panics, tls::TlsStream};
-use protocol::channels::{AWAIT, AWAIT_SOCKET, CONNECTED, Channel, IDLE};
+use protocol::channels::{AWAIT, CONNECTED, Channel};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
@@ -19,7 +20,6 @@ use super::{
     arrivals::CHANNELS,
     carry::{End, carry, dial, notice_loss_of_bytes},
     frame::Header,
-    launcher_end::LauncherEnd,
 };
 
 /// Longest time to connect to the other node, with the TLS handshake.
@@ -27,7 +27,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time for the other node to connect its launcher.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Shortest and longest pause before the launcher is dialled again.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 /// Channels that a launcher may open at once.
 const BURST: u32 = 64;
 /// Average interval of further channels.
@@ -61,7 +61,7 @@ struct Departure {
 
 /// A channel that the launcher opened.
 struct Opened {
-    launcher: LauncherEnd,
+    stream: UnixStream,
     channel: Channel,
     /// Places of the migration and of the node.
     places: [OwnedSemaphorePermit; 2],
@@ -77,8 +77,7 @@ enum Ended {
 impl Departure {
     async fn run(&self, launcher: &dyn LauncherSocket) {
         let places = [Arc::new(Semaphore::new(CHANNELS)), self.channels.0.departing.clone()];
-        let mut waiting =
-            Waiting { launcher, places, due: Instant::now(), passes_sockets: true, vmi: &self.migration.vmi };
+        let mut waiting = Waiting { launcher, places, due: Instant::now(), vmi: &self.migration.vmi };
         let mut carried = JoinSet::new();
         loop {
             let opened = {
@@ -117,8 +116,6 @@ struct Waiting<'a> {
     places: [Arc<Semaphore>; 2],
     /// Time at which the channels so far are within the rate.
     due: Instant,
-    /// The launcher passes sockets, as far as is known.
-    passes_sockets: bool,
     vmi: &'a str,
 }
 
@@ -134,9 +131,9 @@ impl Waiting<'_> {
         loop {
             sleep_until(self.due.checked_sub(INTERVAL * BURST).unwrap_or(self.due)).await;
             match self.wait().await {
-                Ok((launcher, channel)) => {
+                Ok((stream, channel)) => {
                     self.due = self.due.max(Instant::now()) + INTERVAL;
-                    return Opened { launcher, channel, places: [own, node] };
+                    return Opened { stream, channel, places: [own, node] };
                 }
                 Err(error) => {
                     // Usual while a launcher has no migration, or restarts.
@@ -149,23 +146,12 @@ impl Waiting<'_> {
     }
 
     /// Waits for a channel with one connection.
-    async fn wait(&mut self) -> io::Result<(LauncherEnd, Channel)> {
+    async fn wait(&self) -> io::Result<(UnixStream, Channel)> {
         let mut stream = self.launcher.open().await?;
-        stream.write_all(&[if self.passes_sockets { AWAIT_SOCKET } else { AWAIT }]).await?;
-        let (byte, launcher) = match LauncherEnd::receive(stream, self.launcher).await {
-            Ok(received) => received,
-            Err(error) => {
-                // It closes the connection if it does not know the request.
-                self.passes_sockets &= error.kind() != io::ErrorKind::UnexpectedEof;
-                if error.kind() == io::ErrorKind::InvalidData {
-                    tracing::warn!(vmi = self.vmi, %error, "the launcher opens no channel");
-                }
-                return Err(error);
-            }
-        };
+        stream.write_all(&[AWAIT]).await?;
+        let byte = stream.read_u8().await?;
         match Channel::of(byte) {
-            Some(channel) => Ok((launcher, channel)),
-            None if byte == IDLE => Err(io::Error::new(io::ErrorKind::NotConnected, "the launcher has no migration")),
+            Some(channel) => Ok((stream, channel)),
             None => {
                 tracing::warn!(vmi = self.vmi, byte, "the launcher opens an unknown channel");
                 Err(io::ErrorKind::InvalidData.into())
@@ -176,7 +162,7 @@ impl Waiting<'_> {
 
 /// Carries one channel to the other node.
 async fn channel(channels: Channels, target: Target, header: Header, opened: Opened) -> Ended {
-    let Opened { launcher, channel, places: _places } = opened;
+    let Opened { stream: launcher, channel, places: _places } = opened;
     let (vmi, node) = (header.migration.vmi.clone(), target.node.clone());
     let open = channels.0.metrics.open(channel);
     let other_node = match connect(&channels, target, &header).await {

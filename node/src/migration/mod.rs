@@ -9,7 +9,6 @@
 //! - [`departure`]: waits for channels of the source's launcher and opens connections to the target's node.
 //! - [`server`]: accepts connections of other nodes, finds their [`arrivals`] and connects the target's launcher.
 //! - [`frame`]: the header of a connection. [`carry`]: copies bytes, which nothing here parses. [`socket`]: a launcher's socket.
-//! - [`launcher_end`]: the socket of libvirt or QEMU that a launcher passes for a channel.
 //!
 //! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
 //! status of the VMI, the source with the target.
@@ -18,7 +17,6 @@ mod arrivals;
 mod carry;
 mod departure;
 mod frame;
-mod launcher_end;
 mod refusal;
 mod server;
 mod socket;
@@ -28,7 +26,6 @@ mod tests;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::BorrowedFd,
     sync::Arc,
 };
 
@@ -78,10 +75,6 @@ pub(crate) struct Target {
 pub(crate) trait LauncherSocket: Send + Sync + 'static {
     /// Connects within a few seconds and checks the peer.
     async fn open(&self) -> io::Result<UnixStream>;
-
-    /// Checks a unix socket that the launcher has passed: the process at its other end belongs to the launcher's pod. A process
-    /// elsewhere could take what virt-handler writes for words of its own.
-    fn check(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
 }
 
 /// Lets the source's node open channels to a launcher of this node. Dropping it ends them.

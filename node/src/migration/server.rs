@@ -13,14 +13,17 @@ use daemon::{
     tls::{Accepted, Callers, Limits, TlsStream, serve_streams},
 };
 use protocol::channels::{CONNECTED, Channel};
-use tokio::{io::AsyncWriteExt as _, net::TcpListener, time::timeout};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, UnixStream},
+    time::timeout,
+};
 
 use super::{
     Channels, LauncherSocket,
     arrivals::Admitted,
     carry::{End, carry, notice_loss, notice_loss_of_bytes, tcp},
     frame::Header,
-    launcher_end::LauncherEnd,
     refusal::Refusal,
 };
 
@@ -168,20 +171,13 @@ async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {
 }
 
 /// Opens a channel of the launcher.
-async fn connect_launcher(launcher: &dyn LauncherSocket, channel: Channel) -> io::Result<LauncherEnd> {
-    let connect = async |request| {
-        let mut stream = launcher.open().await?;
-        stream.write_all(&[request]).await?;
-        match LauncherEnd::receive(stream, launcher).await? {
-            (CONNECTED, end) => Ok(end),
-            (other, _) => Err(io::Error::other(format!("it answers with byte {other}"))),
-        }
-    };
+async fn connect_launcher(launcher: &dyn LauncherSocket, channel: Channel) -> io::Result<UnixStream> {
     let connected = async {
-        match connect(channel.socket_byte()).await {
-            // It does not know sockets.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => connect(channel.byte()).await,
-            result => result,
+        let mut stream = launcher.open().await?;
+        stream.write_all(&[channel.byte()]).await?;
+        match stream.read_u8().await? {
+            CONNECTED => Ok(stream),
+            other => Err(io::Error::other(format!("it answers with byte {other}"))),
         }
     };
     timeout(LAUNCHER_LIMIT, connected).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

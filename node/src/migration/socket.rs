@@ -1,6 +1,6 @@
 //! The migration socket of a launcher on this node.
 
-use std::{io, os::fd::BorrowedFd, time::Duration};
+use std::{io, time::Duration};
 
 use async_trait::async_trait;
 use tokio::net::UnixStream;
@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use super::LauncherSocket;
 use crate::{
     launcher::with_causes,
-    safe_dir::{SafeDir, connect_migration, launcher_peer},
+    safe_dir::{SafeDir, connect_migration},
 };
 
 /// Longest wait for the socket.
@@ -32,9 +32,5 @@ impl LauncherSocket for PodSocket {
     async fn open(&self) -> io::Result<UnixStream> {
         let connected = connect_migration(&self.pods, &self.pod, LIMIT).await;
         connected.map(|(stream, _)| stream).map_err(|error| io::Error::other(with_causes(&error)))
-    }
-
-    fn check(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        launcher_peer(&socket, &self.pod).map(drop).map_err(|error| io::Error::other(with_causes(&error)))
     }
 }

@@ -42,7 +42,7 @@ pub(crate) use self::{
     cgroup::Mismatch,
     error::Error,
     peer::Peer,
-    socket::{connect_launcher, connect_migration, connect_pod, launcher_peer},
+    socket::{connect_launcher, connect_migration, connect_pod},
     watch::Changes,
 };
 

@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{Mode, OFlags},
     io::Errno,
     process::{Pid, PidfdFlags, Resource, Rlimit},
 };
+use tokio::net::UnixStream;
 
 use super::{BENEATH, Error, Mismatch, SafeDir, cgroup, mount};
 
@@ -25,18 +25,15 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Returns the process that called `listen` or `connect` at the other end, as recorded by the kernel.
-    pub(crate) fn of(socket: &impl AsFd) -> Result<Self, Error> {
-        let credentials = getsockopt(socket, PeerCredentials).map_err(|errno| Error::Io {
+    /// Returns the process that called `listen`, as recorded by the kernel.
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, Error> {
+        let credentials = stream.peer_cred().map_err(|source| Error::Io {
             operation: "ask for the peer of",
             path: "socket".into(),
-            source: errno.into(),
+            source,
         })?;
-        // 0: a process that this namespace does not see.
-        if credentials.pid() <= 0 {
-            return Err(Error::NoPeerProcess);
-        }
-        Self::open(credentials.pid(), credentials.uid())
+        let pid = credentials.pid().filter(|pid| *pid > 0).ok_or(Error::NoPeerProcess)?;
+        Self::open(pid, credentials.uid())
     }
 
     /// Opens the process `pid`, which runs as `uid`.

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use nix::{libc, sys::socket::setsockopt};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
@@ -23,6 +24,11 @@ use super::{BENEATH, Error, Kind, Peer, SafeDir, beneath, descriptor_path, requi
 const LAUNCHER_USER: u32 = 107;
 /// Pause between attempts while the backlog of a socket is full.
 const QUEUE_FULL: Duration = Duration::from_millis(20);
+/// Option of a socket: processes may pass descriptors to it (`asm-generic/socket.h`).
+#[derive(Clone, Copy)]
+pub(super) struct PassRights;
+const SO_PASSRIGHTS: libc::c_int = 83;
+nix::setsockopt_impl!(PassRights, libc::SOL_SOCKET, SO_PASSRIGHTS, bool, nix::sys::socket::sockopt::SetBool);
 /// Backlog of a listening socket.
 const BACKLOG: i32 = 16;
 
@@ -81,9 +87,16 @@ impl SafeDir {
     }
 }
 
+/// Returns a socket to which nobody can pass descriptors (Linux 6.16). The kernel closes those that nobody asked for in the thread
+/// that reads, where the end of a file or of a TCP connection can take as long as the sender likes (`SO_LINGER`).
 fn stream_socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match setsockopt(&socket, PassRights, &false) {
+        // An earlier kernel.
+        Ok(()) | Err(nix::Error::ENOPROTOOPT) => Ok(socket),
+        Err(errno) => Err(Errno::from_raw_os_error(errno as i32)),
+    }
 }
 
 /// Returns the path of a pod's launcher socket beneath kubelet's `pods` directory.
@@ -131,14 +144,8 @@ pub(crate) async fn connect_pod(
     })
     .await;
     let stream = connected.map_err(|_| Error::Timeout(path))??;
-    let peer = launcher_peer(&stream, pod_uid)?;
-    Ok((stream, peer))
-}
-
-/// Returns the process at the other end of a socket. It must run as the launcher's user and in this pod.
-pub(crate) fn launcher_peer(socket: &impl AsFd, pod_uid: &str) -> Result<Peer, Error> {
-    let peer = Peer::of(socket)?;
+    let peer = Peer::of(&stream)?;
     peer.require_user(LAUNCHER_USER)?;
     peer.require_pod(pod_uid)?;
-    Ok(peer)
+    Ok((stream, peer))
 }

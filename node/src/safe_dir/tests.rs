@@ -2,16 +2,24 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileTypeExt, PermissionsExt, symlink},
+    io::IoSlice,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, PermissionsExt, symlink},
+    },
     time::{Duration, Instant},
 };
 
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg, setsockopt};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixListener,
+    net::{UnixListener, UnixStream},
 };
 
-use super::{socket::launcher_socket, *};
+use super::{
+    socket::{PassRights, launcher_socket},
+    *,
+};
 
 const SOON: Duration = Duration::from_millis(300);
 
@@ -332,6 +340,37 @@ async fn a_listener_outside_the_pod_gets_no_channel_of_a_migration() {
     let _listener = SafeDir::trusted(&sockets).unwrap().listen("migration-sock", 0o600).unwrap();
     let error = connect_migration(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
     assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn nobody_passes_descriptors_to_virt_handler() {
+    let scratch = Scratch::new();
+    let pod = scratch.pod();
+    let pass = |from: &UnixStream| {
+        let rights = [from.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&rights)];
+        sendmsg::<UnixAddr>(from.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)
+    };
+    // Earlier kernels do not have the option.
+    let (one, other) = UnixStream::pair().unwrap();
+    let expected = match setsockopt(&other, PassRights, &false) {
+        Ok(()) => Err(nix::Error::EPERM),
+        Err(_) => Ok(1),
+    };
+    assert_eq!(pass(&one), expected);
+    // To a socket that virt-handler connects, and to one at which it listens.
+    let listener = UnixListener::bind(scratch.path("pod/launcher")).unwrap();
+    let mut handler = pod.connect("launcher", SOON).await.unwrap();
+    let mut launcher = listener.accept().await.unwrap().0;
+    assert_eq!(pass(&launcher), expected);
+    let listener = pod.listen("handler", 0o600).unwrap();
+    let client = UnixStream::connect(scratch.path("pod/handler")).await.unwrap();
+    assert_eq!(pass(&client), expected);
+    let _accepted = listener.accept().await.unwrap();
+    assert_eq!(pass(&client), expected);
+    // Bytes alone arrive.
+    launcher.write_all(b"y").await.unwrap();
+    assert!([b'x', b'y'].contains(&handler.read_u8().await.unwrap()));
 }
 
 #[test]

@@ -56,7 +56,11 @@ fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
         s.on_node(&node, &link).await?;
         virt_handlers::refuse(s, "prey", "is not in pod").await.context("the socket of another launcher")?;
 
-        for mode in ["endless", "pings"] {
+        let mut modes = vec!["endless", "pings"];
+        if refuses_descriptors(s, &node).await? {
+            modes.push("passes");
+        }
+        for mode in modes {
             intruder.swap("true").await?;
             intruder.run(&format!("hostile-launcher {mode} $PWD/launcher-sock >/tmp/{mode} 2>&1 </dev/null &")).await?;
             intruder.wait_for(&format!("grep -q connected /tmp/{mode}")).await.with_context(|| mode.to_owned())?;
@@ -65,6 +69,9 @@ fn cve_2026_7374_replaced_launcher_sockets_are_refused_and_harm_no_other_vm() {
             let grown = s.memory(&node, "virt-handler").await?.saturating_sub(before);
             eprintln!("{mode}: virt-handler grew by {grown} KiB");
             ensure!(grown < GROWTH, "{mode}: virt-handler takes {grown} KiB more");
+            if mode == "passes" {
+                intruder.wait_for("grep -q EPERM /tmp/passes").await.context("virt-handler takes a descriptor")?;
+            }
             if mode == "endless" {
                 let message = s.wait_event("prey", "SyncFailed", TIMEOUT).await.context("a message without end")?;
                 ensure!(message.contains("too large"), "{message}");
@@ -176,6 +183,14 @@ impl<'s> Intruder<'s> {
         }
         Ok(())
     }
+}
+
+/// Returns true if the kernel of a node lets virt-handler refuse descriptors: from Linux 6.16 on.
+pub(crate) async fn refuses_descriptors(s: &Story, node: &str) -> Result<bool> {
+    let node = s.cluster_api("Node").get(node).await?;
+    let version = node.data["status"]["nodeInfo"]["kernelVersion"].as_str().context("node without kernel")?.to_owned();
+    let mut numbers = version.split(|char: char| !char.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    Ok((numbers.next(), numbers.next()) >= (Some(6), Some(16)))
 }
 
 async fn pod_uid(s: &Story, vmi: &str) -> Result<String> {

@@ -11,7 +11,7 @@ use kube::{Api, api::LogParams};
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    cve_launcher_socket::Intruder,
+    cve_launcher_socket::{Intruder, refuses_descriptors},
     moves::{alone, begin, console, has_ended, two_nodes, vm},
     virt_handlers,
     witness::Witness,
@@ -98,7 +98,11 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
         let restarts = virt_handlers::restarts(s).await?;
         // The source's launcher answers virt-handler with bytes of its own.
         intruder.run("[ ! -e migration-sock ] || mv migration-sock aside").await?;
-        intruder.run("hostile-launcher endless $PWD/migration-sock >/tmp/hostile 2>&1 </dev/null &").await?;
+        // Endless bytes, with a descriptor where the kernel lets virt-handler refuse it.
+        let refuses = refuses_descriptors(s, &s.node_of("prey").await?).await?;
+        let mode = if refuses { "passes" } else { "bytes" };
+        let hostile = format!("hostile-launcher {mode} $PWD/migration-sock >/tmp/hostile 2>&1 </dev/null &");
+        intruder.run(&hostile).await?;
         intruder.wait_for("test -S migration-sock").await?;
         let mut before = vec![];
         for node in &nodes {
@@ -108,6 +112,10 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
         let migration = begin(s, "prey").await?;
         intruder.wait_for("grep -q connected /tmp/hostile").await.context("virt-handler does not dial")?;
         sleep(Duration::from_secs(5)).await;
+        if refuses {
+            let said = intruder.run("cat /tmp/hostile").await?;
+            ensure!(said.contains("EPERM"), "virt-handler takes a descriptor: {said}");
+        }
         virt_handlers::serves(s, "bystander").await.context("another VM")?;
         for (node, before) in nodes.iter().zip(before) {
             let grown = s.memory(node, "virt-handler").await?.saturating_sub(before);

@@ -1,7 +1,5 @@
 //! Peers and launchers that break the rules. Each is refused and counted, and nothing of it is left.
 
-use std::os::fd::OwnedFd;
-
 use api::tls::{API_CLIENT_CN, GUEST_CLIENT_CN};
 use daemon::tls::{Accepted, Callers, Limits, MutualTls, TlsStream, serve_streams};
 use tokio::{net::TcpStream, time::Instant};
@@ -276,39 +274,6 @@ async fn a_launcher_that_opens_channels_without_end_is_limited() {
     }
     assert!(count < 60, "{count} channels in two seconds");
     drop((arrival, departure, arrives));
-    source.nothing_left().await;
-    target.nothing_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn launchers_pass_only_stream_sockets_of_their_pod() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
-    let file = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
-    let datagrams: OwnedFd = std::os::unix::net::UnixDatagram::unbound().unwrap().into();
-    let network: OwnedFd = std::net::TcpListener::bind("127.0.0.1:0").unwrap().into();
-    for passed in [&file, &pipe, &datagrams, &network] {
-        closed(&mut leaves.pass(Channel::Memory, passed).await).await;
-    }
-    let (mut peer, passed) = UnixStream::pair().unwrap();
-    leaves.is_foreign.store(true, SeqCst);
-    closed(&mut leaves.pass(Channel::Memory, &passed).await).await;
-    leaves.is_foreign.store(false, SeqCst);
-    assert_eq!((arrives.opened(), source.metrics.open_now()), (0, 0));
-    // The target is as strict.
-    arrives.is_foreign.store(true, SeqCst);
-    let mut near = leaves.open(Channel::Memory).await;
-    closed(&mut arrives.connect_and_pass(Channel::Memory, &passed).await).await;
-    closed(&mut near).await;
-    target.refused(Refusal::Launcher).await;
-    drop(passed);
-    closed(&mut peer).await;
-    drop((arrival, departure));
     source.nothing_left().await;
     target.nothing_left().await;
 }

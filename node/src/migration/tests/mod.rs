@@ -4,21 +4,14 @@ mod attacks;
 mod carried;
 
 use std::{
-    io::IoSlice,
-    mem::MaybeUninit,
-    os::fd::AsFd,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
     time::Duration,
 };
 
 use api::tls::handler_server_name;
 use daemon::tls::listen;
-use protocol::channels::{AWAIT, AWAIT_SOCKET, CONNECTED, Channel, IDLE};
+use protocol::channels::{AWAIT, CONNECTED, Channel};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-use rustix::{
-    cmsg_space,
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
-};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::mpsc,
@@ -134,14 +127,11 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 struct Launcher {
     connections: mpsc::UnboundedReceiver<UnixStream>,
     opened: Arc<AtomicUsize>,
-    /// Sockets that it passes are connected to another pod.
-    is_foreign: Arc<AtomicBool>,
 }
 
 struct Socket {
     connections: mpsc::UnboundedSender<UnixStream>,
     opened: Arc<AtomicUsize>,
-    is_foreign: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -152,18 +142,13 @@ impl LauncherSocket for Socket {
         self.connections.send(far).map_err(io::Error::other)?;
         Ok(near)
     }
-
-    fn check(&self, _: BorrowedFd<'_>) -> io::Result<()> {
-        if self.is_foreign.load(SeqCst) { Err(io::Error::other("a process of another pod")) } else { Ok(()) }
-    }
 }
 
 impl Launcher {
     fn new() -> (Self, Arc<dyn LauncherSocket>) {
         let (sender, connections) = mpsc::unbounded_channel();
-        let (opened, is_foreign) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let socket = Socket { connections: sender, opened: opened.clone(), is_foreign: is_foreign.clone() };
-        (Self { connections, opened, is_foreign }, Arc::new(socket))
+        let opened = Arc::new(AtomicUsize::new(0));
+        (Self { connections, opened: opened.clone() }, Arc::new(Socket { connections: sender, opened }))
     }
 
     /// Returns the next connection, with its first byte.
@@ -176,32 +161,16 @@ impl Launcher {
     /// Opens a channel, as the launcher of the source.
     async fn open(&mut self, channel: Channel) -> UnixStream {
         let (mut stream, byte) = self.accept().await;
-        assert_eq!(byte, AWAIT_SOCKET);
+        assert_eq!(byte, AWAIT);
         stream.write_all(&[channel.byte()]).await.unwrap();
-        stream
-    }
-
-    /// Opens a channel and passes a descriptor, as the launcher of the source. Returns the connection.
-    async fn pass(&mut self, channel: Channel, passed: impl AsFd) -> UnixStream {
-        let (stream, byte) = self.accept().await;
-        assert_eq!(byte, AWAIT_SOCKET);
-        pass(&stream, channel.byte(), passed);
         stream
     }
 
     /// Connects a channel, as the launcher of the target.
     async fn connect(&mut self, channel: Channel) -> UnixStream {
         let (mut stream, byte) = self.accept().await;
-        assert_eq!(byte, channel.socket_byte());
+        assert_eq!(byte, channel.byte());
         stream.write_all(&[CONNECTED]).await.unwrap();
-        stream
-    }
-
-    /// Connects a channel and passes its socket, as the launcher of the target. Returns the connection.
-    async fn connect_and_pass(&mut self, channel: Channel, passed: impl AsFd) -> UnixStream {
-        let (stream, byte) = self.accept().await;
-        assert_eq!(byte, channel.socket_byte());
-        pass(&stream, CONNECTED, passed);
         stream
     }
 
@@ -209,15 +178,6 @@ impl Launcher {
     fn opened(&self) -> usize {
         self.opened.load(SeqCst)
     }
-}
-
-/// Sends a byte with a descriptor.
-fn pass(stream: &UnixStream, byte: u8, passed: impl AsFd) {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [passed.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    sendmsg(stream, &[IoSlice::new(&[byte])], &mut control, SendFlags::empty()).unwrap();
 }
 
 fn migration(vmi: &str, migration: &str) -> Migration {
