@@ -58,7 +58,7 @@ pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> 
     }
     let first = plan.node(1).name;
     let node = s.enter_node(&first).await?;
-    // What an interrupted run has left would be in the way.
+    // An interrupted run has left its QEMUs and taps.
     clean(s, &node).await?;
     node.run(&format!("ip address replace {NODE}/24 dev {LAN}")).await?;
     let result = async {

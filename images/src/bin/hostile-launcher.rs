@@ -101,9 +101,7 @@ fn pass(stream: UnixStream) -> Result<()> {
     let rights = [ControlMessage::ScmRights(&descriptors)];
     match sendmsg::<UnixAddr>(stream.as_raw_fd(), &[IoSlice::new(&[MEMORY])], &rights, MsgFlags::empty(), None) {
         Ok(_) => println!("passed a descriptor"),
-        Err(error) => {
-            println!("the descriptor is refused: {error}");
-        }
+        Err(error) => println!("the descriptor is refused: {error}"),
     }
     // The other side has the last descriptor, if it has one.
     drop(passed);

@@ -113,7 +113,8 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
         intruder.wait_for("grep -q connected /tmp/hostile").await.context("virt-handler does not dial")?;
         sleep(Duration::from_secs(5)).await;
         if refuses {
-            intruder.wait_for("grep EPERM /tmp/hostile || { cat /tmp/hostile >&2; false; }").await?;
+            let refused = "grep EPERM /tmp/hostile || { cat /tmp/hostile >&2; false; }";
+            intruder.wait_for(refused).await.context("virt-handler takes a descriptor")?;
         }
         virt_handlers::serves(s, "bystander").await.context("another VM")?;
         for (node, before) in nodes.iter().zip(before) {
