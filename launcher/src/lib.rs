@@ -13,6 +13,7 @@
 //! * [`freezer`] and [`probe`] are commands that run in the launcher's container, [`hold_volumes`] is the program of attachment
 //!   pods.
 
+mod descriptors;
 mod domain;
 mod engine;
 mod files;

@@ -69,9 +69,10 @@ impl Paths {
         self.sockets.join("launcher-sock")
     }
 
-    /// Configuration directory of libvirt's session daemon.
+    /// Configuration directory of libvirt's session daemon, with the definition of the domain. It is in memory, as the
+    /// daemon waits for the disk after each change.
     pub fn libvirt_config(&self) -> PathBuf {
-        self.private.join("libvirt")
+        self.libvirt_runtime()
     }
 
     /// Directory of libvirt's capabilities of QEMU.
@@ -150,14 +151,14 @@ impl Paths {
         ]
     }
 
-    /// File with the last migration, for a restarted worker.
-    pub fn migration_record(&self, uid: &str) -> PathBuf {
-        self.domain(uid).join("migration.json")
+    /// File with the last migration, for a restarted worker. It is in memory: a guest stands still while it is written.
+    pub fn migration_record(&self) -> PathBuf {
+        self.libvirt_runtime().join("migration.json")
     }
 
-    /// Socket of a migration's channel within the pod. The paths are the same in both pods.
-    pub fn migration_channel(&self, uid: &str, channel: &str) -> PathBuf {
-        self.domain(uid).join(format!("migration-{channel}"))
+    /// Socket of a migration's channel. The paths are the same in both pods.
+    pub fn migration_channel(&self, channel: protocol::channels::Channel) -> PathBuf {
+        self.sockets.join(channel.socket())
     }
 
     /// Socket of migrations, beside that of the protocol.

@@ -12,6 +12,7 @@ use tokio::{
 use tracing::Instrument;
 
 use crate::{
+    descriptors,
     domain::domain_name,
     engine::{Action, Driver, EngineHandle, Outcome},
     hypervisor::libvirt::Libvirt,
@@ -36,6 +37,8 @@ const RESTART: u8 = 101;
 /// # Errors
 /// When the worker cannot be set up.
 pub fn run(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
+    // First: there are no threads yet.
+    descriptors::take_first_table()?;
     // One thread: the worker mostly waits, and each thread costs memory in each pod.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

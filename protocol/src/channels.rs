@@ -8,6 +8,9 @@
 //!
 //! Everything after these two bytes is the data of the channel, which virt-handler does not parse. A launcher without a
 //! migration closes the connection.
+//!
+//! libvirt and QEMU of the source connect to sockets of the launcher ([`Channel::socket`]). At the target QEMU itself listens on those of
+//! bulk data; virt-handler connects to them, and no byte precedes the data.
 
 /// Name of the socket, in the directory of the protocol's socket.
 pub const SOCKET: &str = "migration-sock";
@@ -50,6 +53,18 @@ impl Channel {
     #[must_use]
     pub fn of(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|channel| channel.byte() == byte)
+    }
+
+    /// Returns true if the channel carries bulk data, from QEMU to QEMU.
+    #[must_use]
+    pub const fn is_bulk(self) -> bool {
+        matches!(self, Self::Memory | Self::Disks)
+    }
+
+    /// Returns the name of the channel's socket, in the directory of the protocol's socket.
+    #[must_use]
+    pub fn socket(self) -> String {
+        format!("migration-{}", self.name())
     }
 
     /// Returns the name for logs and metrics.

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use api::{VirtualMachineInstance, hotplug, vmi::volumes::Volume as VmiVolume};
-use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
-    LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+use k8s_openapi::{
+    api::core::v1::{
+        ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
+        LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+    },
+    apimachinery::pkg::api::resource::Quantity,
 };
 
 use super::{Inputs, RenderError, kernel_boot};
@@ -13,6 +16,9 @@ use crate::resources::claims::mounted_claim;
 
 /// Volume of the kernel and initrd images.
 const KERNEL_BOOT_VOLUME: &str = "kernel-boot-volume";
+
+/// Most memory for sockets and definitions of libvirt, which need about 100 KiB.
+const LIBVIRT_FILES: &str = "16Mi";
 
 /// Volumes with their mounts in the container.
 #[derive(Default)]
@@ -26,14 +32,12 @@ pub(super) struct Mounts {
 
 impl Mounts {
     fn empty_dir(&mut self, name: &str, path: &str, medium: Option<&str>) {
-        self.volumes.push(Volume {
-            name: name.to_owned(),
-            empty_dir: Some(EmptyDirVolumeSource {
-                medium: medium.map(str::to_owned),
-                ..EmptyDirVolumeSource::default()
-            }),
-            ..Volume::default()
-        });
+        let source = EmptyDirVolumeSource { medium: medium.map(str::to_owned), ..EmptyDirVolumeSource::default() };
+        self.directory(name, path, source);
+    }
+
+    fn directory(&mut self, name: &str, path: &str, source: EmptyDirVolumeSource) {
+        self.volumes.push(Volume { name: name.to_owned(), empty_dir: Some(source), ..Volume::default() });
         self.mount(name, path, false);
     }
 
@@ -64,7 +68,9 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     let mut mounts = Mounts::default();
     mounts.empty_dir("private", "/var/run/kubevirt-private", None);
     mounts.empty_dir("sockets", "/var/run/kubevirt/sockets", None);
-    mounts.empty_dir("libvirt-runtime", "/var/run/libvirt", None);
+    let in_memory =
+        EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: Some(Quantity(LIBVIRT_FILES.to_owned())) };
+    mounts.directory("libvirt-runtime", "/var/run/libvirt", in_memory);
     mounts.empty_dir("ephemeral-disks", "/var/run/kubevirt-ephemeral-disks", None);
     if !spec.domain.devices.disable_hotplug {
         // virt-handler attaches mounts in the container itself, so that none is propagated from the node.

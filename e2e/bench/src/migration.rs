@@ -1,5 +1,5 @@
 //! Measures a live migration of a guest of 512 MiB between two nodes, against two plain QEMUs on one node that migrate over a unix
-//! socket: the same image of QEMU, the same kernel, the same content of memory.
+//! socket: the same image of QEMU, the same kernel and devices, the same content of memory.
 //!
 //! Times are those at which a watch shows the fields, since timestamps of the API have a resolution of a second. The blackout is
 //! the longest pause between answers to pings every 10 ms from the first node on the layer-2 network.
@@ -237,7 +237,7 @@ async fn measure_plain(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figu
         .await
         .context("log in")?;
         let set =
-            format!("pkill -f 'i eth0'; ip addr flush dev eth0; ip link set eth0 up; ip addr add {PLAIN}/24 dev eth0");
+            format!("pkill -f 'i eth1'; ip addr flush dev eth1; ip link set eth1 up; ip addr add {PLAIN}/24 dev eth1");
         run(&format!("cat >script <<'END'\n{set}; {FILL}\nEND\ncat script >a-serial.in; until_log a-serial filled-2"))
             .await
             .context("fill the memory")?;
@@ -268,17 +268,35 @@ async fn measure_plain(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figu
     s.delete("Pod", "plain").await
 }
 
+/// Returns the devices that the domain of the VM has besides the interface on the layer-2 network. Each takes time when it is loaded.
+fn devices() -> String {
+    let port = |index: u32| {
+        let multifunction = if index == 0 { ",multifunction=on" } else { "" };
+        let (port, number) = (16 + index, index + 1);
+        format!(
+            "-device pcie-root-port,port={port},chassis={number},id=pci.{number},bus=pcie.0,addr=0x2.0x{index}{multifunction} "
+        )
+    };
+    let ports: String = (0..8).map(port).collect();
+    format!(
+        "{ports} -device VGA,vgamem_mb=16,bus=pcie.0,addr=0x1 -device virtio-scsi-pci-non-transitional,bus=pci.6 \
+         -device virtio-serial-pci-non-transitional,bus=pci.5 -device virtio-balloon-pci-non-transitional,bus=pci.7 \
+         -netdev user,id=default -device virtio-net-pci-non-transitional,netdev=default,bus=pci.1"
+    )
+}
+
 /// Returns a script that starts a QEMU on the layer-2 network.
 fn qemu(name: &str, more: &str) -> Result<String> {
     let arguments = arguments()?;
+    let devices = devices();
     Ok(format!(
         "ip tuntap add bench-{name} mode tap && ip link set bench-{name} master {LAN} up && \
          for pipe in monitor serial; do mkfifo {name}-$pipe.in {name}-$pipe.out; \
            (cat {name}-$pipe.out >{name}-$pipe.log) </dev/null >/dev/null 2>&1 & done; \
          (qemu-system-x86_64 -name bench-plain-{name} -machine q35 -accel tcg -cpu max -m 512 -nodefaults -display none \
-           -kernel /guest/boot/vmlinuz -initrd /guest/boot/initrd -append '{arguments}' \
+           {devices} -kernel /guest/boot/vmlinuz -initrd /guest/boot/initrd -append '{arguments}' \
            -netdev tap,id=lan,ifname=bench-{name},script=no,downscript=no \
-           -device virtio-net-pci,netdev=lan,mac=02:00:00:88:00:03 \
+           -device virtio-net-pci-non-transitional,netdev=lan,mac=02:00:00:88:00:03,bus=pci.2 \
            -chardev pipe,id=monitor,path=/tmp/{name}-monitor -mon chardev=monitor \
            -chardev pipe,id=serial,path=/tmp/{name}-serial -serial chardev:serial {more}) \
            </dev/null >{name}.log 2>&1 & sleep 1; pgrep -f bench-plain-{name} >/dev/null || {{ cat {name}.log; exit 1; }}"

@@ -1,8 +1,8 @@
-//! The target: channels of the other launcher are connected to libvirt's daemon, to QEMU and to the engine.
+//! The target: channels of the other launcher are connected to libvirt's daemon and to the engine.
 
 use std::{
     io::{Error, ErrorKind, Result},
-    path::{Path, PathBuf},
+    path::Path,
     time::Duration,
 };
 
@@ -18,32 +18,24 @@ use super::{
     outgoing::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
 };
 
-/// Longest wait for QEMU's socket: libvirt starts QEMU meanwhile.
+/// Longest wait for the daemon, which may be restarting.
 const SOCKET_LIMIT: Duration = Duration::from_secs(20);
 /// Pause between attempts to connect to it.
 const SOCKET_RETRY: Duration = Duration::from_millis(50);
 /// Time limit of the byte of a release.
 const RELEASE_BYTE: Duration = Duration::from_secs(10);
 
-/// Connects a channel to its socket in this pod and carries it.
-pub(super) async fn connect(channels: &Channels, channel: Channel, mut carrier: UnixStream) -> Result<()> {
-    let path = target(channels, channel);
+/// Connects the control channel to libvirt's daemon and carries it.
+pub(super) async fn connect(channels: &Channels, mut carrier: UnixStream) -> Result<()> {
+    // The name that the daemon has in each launcher pod.
+    let path = channels.inner.paths.libvirt_socket();
     let socket = tokio::select! {
         socket = when_it_listens(&path) => socket?,
         () = channels.closed(ChannelMode::Incoming) => return Ok(()),
     };
     carrier.write_u8(CONNECTED).await?;
-    channels.splice(ChannelMode::Incoming, channel, carrier, socket).await;
+    channels.carry(ChannelMode::Incoming, Channel::Control, carrier, socket).await;
     Ok(())
-}
-
-/// Returns the socket behind a channel.
-fn target(channels: &Channels, channel: Channel) -> PathBuf {
-    match channel {
-        // The name that libvirt's daemon has in each launcher pod.
-        Channel::Control => channels.inner.paths.libvirt_socket(),
-        other => channels.socket(other),
-    }
 }
 
 /// Connects to a socket as soon as it listens.

@@ -1,9 +1,10 @@
 //! Channels of a migration: connections of libvirt, QEMU and the launcher between two pods, see [`protocol::channels`].
 //!
 //! [`Channels`] is shared by the engine, which opens and closes them, and the server of the migration socket ([`serve`]).
-//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target. Bytes are copied with buffers of
-//! bounded size and are not parsed. A connection ends when its direction does.
+//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target; memory and disks go from virt-handler
+//! to QEMU there. `carry` moves bytes, which nothing here parses. A connection ends when its direction does.
 
+mod carry;
 mod incoming;
 mod outgoing;
 #[cfg(test)]
@@ -18,7 +19,7 @@ use std::{
 
 use protocol::channels::{AWAIT, Channel};
 use tokio::{
-    io::{AsyncReadExt, copy_bidirectional_with_sizes},
+    io::AsyncReadExt,
     net::{UnixListener, UnixStream},
     sync::{Semaphore, watch},
     time::timeout,
@@ -32,8 +33,6 @@ use crate::{paths::Paths, socket};
 const CONNECTIONS: usize = 64;
 /// Time limit of virt-handler's first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
-/// Buffer of each direction of a connection, in bytes.
-const BUFFER: usize = 256 * 1024;
 
 /// Which channels the migration socket passes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +69,6 @@ pub(crate) struct Channels {
 #[derive(Debug)]
 struct Inner {
     paths: Paths,
-    uid: String,
     mode: watch::Sender<ChannelMode>,
     waiting: Waiting,
 }
@@ -80,14 +78,14 @@ const SOCKETS: [Channel; 3] = [Channel::Control, Channel::Memory, Channel::Disks
 
 impl Channels {
     /// Creates the channels of a pod; none is open.
-    pub(crate) fn new(paths: Paths, uid: String) -> Self {
+    pub(crate) fn new(paths: Paths) -> Self {
         let (mode, waiting) = (watch::Sender::new(ChannelMode::Closed), Waiting::default());
-        Self { inner: Arc::new(Inner { paths, uid, mode, waiting }) }
+        Self { inner: Arc::new(Inner { paths, mode, waiting }) }
     }
 
     /// Returns the socket of a channel within the pod.
     pub(crate) fn socket(&self, channel: Channel) -> PathBuf {
-        self.inner.paths.migration_channel(&self.inner.uid, channel.name())
+        self.inner.paths.migration_channel(channel)
     }
 
     /// Passes on these channels from now on. Connections of others end.
@@ -141,12 +139,12 @@ impl Channels {
         outgoing::release(self, paused).await
     }
 
-    /// Copies bytes between two sockets until both have ended, or channels of this mode are closed.
-    async fn splice(&self, mode: ChannelMode, channel: Channel, mut one: UnixStream, mut other: UnixStream) {
+    /// Carries bytes between two sockets until both have ended, or channels of this mode are closed.
+    async fn carry(&self, mode: ChannelMode, channel: Channel, one: UnixStream, other: UnixStream) {
         let name = channel.name();
         tracing::debug!(channel = name, "a channel of the migration is open");
         let result = tokio::select! {
-            result = copy_bidirectional_with_sizes(&mut one, &mut other, BUFFER, BUFFER) => result,
+            result = carry::carry(one, other) => result,
             () = self.closed(mode) => Err(Error::new(ErrorKind::ConnectionAborted, "the migration has ended")),
         };
         match result {
@@ -197,7 +195,7 @@ async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync:
         (ChannelMode::Incoming | ChannelMode::Settled, Some(Channel::Release)) => {
             incoming::release(stream, engine).await
         }
-        (ChannelMode::Incoming, Some(channel)) => incoming::connect(channels, channel, stream).await,
+        (ChannelMode::Incoming, Some(Channel::Control)) => incoming::connect(channels, stream).await,
         _ => Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel")),
     }
 }

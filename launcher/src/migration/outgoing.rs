@@ -128,11 +128,11 @@ async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
         match channels.inner.waiting.take(channel).await {
             Ok((carrier, permit)) => {
                 let channels = channels.clone();
-                let splice = async move {
-                    channels.splice(ChannelMode::Outgoing, channel, stream, carrier).await;
+                let carry = async move {
+                    channels.carry(ChannelMode::Outgoing, channel, stream, carrier).await;
                     drop(permit);
                 };
-                tokio::spawn(splice.in_current_span());
+                tokio::spawn(carry.in_current_span());
             }
             Err(error) => tracing::warn!(channel = channel.name(), %error, "cannot open a channel of the migration"),
         }

@@ -30,7 +30,7 @@ impl TestPod {
         std::fs::create_dir_all(root.join("u")).unwrap();
         std::fs::create_dir_all(root.join("libvirt")).unwrap();
         let paths = Paths { private: root.clone(), sockets: root.clone(), runtime: root, ..Paths::default() };
-        let channels = Channels::new(paths.clone(), "u".into());
+        let channels = Channels::new(paths.clone());
         Self { paths, channels }
     }
 
@@ -75,7 +75,7 @@ async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
 }
 
 #[tokio::test]
-async fn a_channel_is_connected_once_its_socket_listens() {
+async fn the_control_connection_waits_for_libvirts_daemon() {
     let pod = TestPod::new("incoming");
     // Of an earlier migration.
     drop(UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap());
@@ -83,20 +83,38 @@ async fn a_channel_is_connected_once_its_socket_listens() {
     assert!(!pod.channels.socket(Channel::Memory).exists());
     let (mut handler, its) = UnixStream::pair().unwrap();
     let channels = pod.channels.clone();
-    tokio::spawn(async move { incoming::connect(&channels, Channel::Memory, its).await });
+    tokio::spawn(async move { incoming::connect(&channels, its).await });
     tokio::time::sleep(Duration::from_millis(120)).await;
-    let qemu = UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap();
-    assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
-    let mut qemu = qemu.accept().await.unwrap().0;
-    handler.write_all(b"x").await.unwrap();
-    assert_eq!(read_byte(&mut qemu).await.unwrap(), b'x');
-    // The control connection has the socket of libvirt's daemon.
     let daemon = UnixListener::bind(pod.paths.libvirt_socket()).unwrap();
-    let (mut handler, its) = UnixStream::pair().unwrap();
-    let channels = pod.channels.clone();
-    tokio::spawn(async move { incoming::connect(&channels, Channel::Control, its).await });
     assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
-    daemon.accept().await.unwrap();
+    let mut daemon = daemon.accept().await.unwrap().0;
+    handler.write_all(b"x").await.unwrap();
+    assert_eq!(read_byte(&mut daemon).await.unwrap(), b'x');
+}
+
+#[tokio::test]
+async fn megabytes_pass_unchanged_while_the_reader_pauses() {
+    let (mut near, one) = UnixStream::pair().unwrap();
+    let (other, mut far) = UnixStream::pair().unwrap();
+    let carried = tokio::spawn(carry::carry(one, other));
+    let sent: Vec<u8> = (0..5_000_003_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let length = sent.len();
+    let (writer, expected) = (sent.clone(), sent);
+    let write = tokio::spawn(async move {
+        near.write_all(&writer).await.unwrap();
+        near.shutdown().await.unwrap();
+        // The other direction is open after the end of this one.
+        read_byte(&mut near).await
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!write.is_finished(), "all bytes are taken without a reader");
+    let mut arrived = Vec::new();
+    timeout(Duration::from_secs(20), far.read_to_end(&mut arrived)).await.unwrap().unwrap();
+    assert!(arrived == expected, "{} bytes", arrived.len());
+    far.write_u8(b'y').await.unwrap();
+    assert_eq!(write.await.unwrap().unwrap(), b'y');
+    drop(far);
+    assert_eq!(timeout(Duration::from_secs(5), carried).await.unwrap().unwrap().unwrap(), (length as u64, 1));
 }
 
 #[tokio::test]

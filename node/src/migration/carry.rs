@@ -26,6 +26,9 @@ use crate::metrics::OpenChannel;
 const BULK: usize = 128 << 10;
 /// Buffer of other directions.
 const SMALL: usize = 16 << 10;
+/// Most bytes that the kernel queues at each end of a connection with bulk data; it caps the value at `net.core.wmem_max` and
+/// `rmem_max`, and doubles it. QEMU counts queued bytes as transferred: they reach the target while the guest stands still.
+const QUEUED: usize = 256 << 10;
 /// Silence of the other node after which it is probed, interval of probes, and their number: 14 s until a node counts as lost.
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration::from_secs(3), 3);
 /// Longest time for sent bytes to be acknowledged.
@@ -48,7 +51,7 @@ pub(super) async fn carry(
     channel: Channel,
     open: &OpenChannel,
 ) -> io::Result<()> {
-    let bulk = if matches!(channel, Channel::Memory | Channel::Disks) { BULK } else { SMALL };
+    let bulk = if channel.is_bulk() { BULK } else { SMALL };
     let (sent, received) = match end {
         End::Source => (bulk, SMALL),
         End::Target => (SMALL, bulk),
@@ -68,14 +71,19 @@ pub(super) fn notice_loss(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the kernel notice that the other node is lost while bytes are on the way, unless the channel is one of bulk data.
+/// Prepares a connection for the bytes of a channel. Those of bulk data have short queues. For the others the kernel notices that the
+/// other node is lost while bytes are on the way.
 ///
-/// The limit also ends connections to a reader that pauses for that long, as QEMU does at a slow disk. libvirt always reads its
+/// That limit also ends connections to a reader that pauses for that long, as QEMU does at a slow disk. libvirt always reads its
 /// channel, which exists as long as the others.
-pub(super) fn notice_loss_of_bytes(stream: &TlsStream, channel: Channel) -> io::Result<()> {
-    if matches!(channel, Channel::Control | Channel::Release) {
+pub(super) fn prepare(stream: &TlsStream, channel: Channel) -> io::Result<()> {
+    let stream = tcp(stream);
+    if channel.is_bulk() {
+        sockopt::set_socket_send_buffer_size(stream, QUEUED)?;
+        sockopt::set_socket_recv_buffer_size(stream, QUEUED)?;
+    } else {
         let limit = u32::try_from(ACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
-        sockopt::set_tcp_user_timeout(tcp(stream), limit)?;
+        sockopt::set_tcp_user_timeout(stream, limit)?;
     }
     Ok(())
 }

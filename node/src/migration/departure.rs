@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     Channels, LauncherSocket, Migration, Target,
     arrivals::CHANNELS,
-    carry::{End, carry, dial, notice_loss_of_bytes},
+    carry::{End, carry, dial, prepare},
     frame::Header,
 };
 
@@ -187,7 +187,7 @@ async fn connect(channels: &Channels, target: Target, header: &Header) -> io::Re
     let connected = async {
         let stream = dial(SocketAddr::new(target.address, target.port)).await?;
         let mut stream = channels.0.tls.connect(stream, handler_server_name(&target.node)).await?;
-        notice_loss_of_bytes(&stream, header.channel)?;
+        prepare(&stream, header.channel)?;
         stream.write_all(&header.encode()?).await?;
         stream.flush().await?;
         io::Result::Ok(stream)

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   launcher ── migration-sock ── virt-handler ════ TLS ════ virt-handler ── migration-sock ── launcher
-//!   (source)                      departure                  arrivals                          (target)
+//!   (source)                      departure                  arrivals     └─ memory, disks ─── QEMU (target)
 //! ```
 //!
 //! - [`Channels`]: start here. It registers arrivals and starts departures; each lasts until its guard is dropped.
 //! - [`departure`]: waits for channels of the source's launcher and opens connections to the target's node.
 //! - [`server`]: accepts connections of other nodes, finds their [`arrivals`] and connects the target's launcher.
-//! - [`frame`]: the header of a connection. [`carry`]: copies bytes, which nothing here parses. [`socket`]: a launcher's socket.
+//! - [`frame`]: the header of a connection. [`carry`]: copies bytes, which nothing here parses. [`socket`]: sockets of a pod.
 //!
 //! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
 //! status of the VMI, the source with the target.
@@ -35,6 +35,7 @@ use daemon::{
     CancellationToken,
     tls::{Identity, MutualTls, Roots, TlsError},
 };
+use protocol::channels::Channel;
 use tokio::{net::UnixStream, sync::Semaphore};
 use tokio_util::sync::DropGuard;
 
@@ -70,11 +71,14 @@ pub(crate) struct Target {
     pub(crate) port: u16,
 }
 
-/// Opens connections to the migration socket of one launcher.
+/// Opens connections to a launcher and its QEMU.
 #[async_trait]
 pub(crate) trait LauncherSocket: Send + Sync + 'static {
-    /// Connects within a few seconds and checks the peer.
+    /// Connects to the migration socket within a few seconds and checks the peer.
     async fn open(&self) -> io::Result<UnixStream>;
+
+    /// Connects to the socket at which QEMU waits for a channel with bulk data, within a few seconds, and checks the peer.
+    async fn open_qemu(&self, channel: Channel) -> io::Result<UnixStream>;
 }
 
 /// Lets the source's node open channels to a launcher of this node. Dropping it ends them.

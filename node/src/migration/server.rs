@@ -22,7 +22,7 @@ use tokio::{
 use super::{
     Channels, LauncherSocket,
     arrivals::Admitted,
-    carry::{End, carry, notice_loss, notice_loss_of_bytes, tcp},
+    carry::{End, carry, notice_loss, prepare, tcp},
     frame::Header,
     refusal::Refusal,
 };
@@ -165,14 +165,17 @@ async fn admit(
 }
 
 async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {
-    notice_loss_of_bytes(stream, channel)?;
+    prepare(stream, channel)?;
     stream.write_all(&[CONNECTED]).await?;
     stream.flush().await
 }
 
-/// Opens a channel of the launcher.
+/// Opens a channel of the launcher, or of its QEMU.
 async fn connect_launcher(launcher: &dyn LauncherSocket, channel: Channel) -> io::Result<UnixStream> {
     let connected = async {
+        if channel.is_bulk() {
+            return launcher.open_qemu(channel).await;
+        }
         let mut stream = launcher.open().await?;
         stream.write_all(&[channel.byte()]).await?;
         match stream.read_u8().await? {

@@ -119,14 +119,15 @@ pub(crate) async fn connect_launcher(
     connect_pod(kubelet_pods, pod_uid, launcher_socket(pod_uid), within).await
 }
 
-/// Waits for the launcher of a pod to listen for channels of a migration and connects to it. The peer is checked like that of
-/// [`connect_launcher`].
+/// Waits for the launcher of a pod, or its QEMU, to listen for channels of a migration on the socket `name` and connects to it. The peer
+/// is checked like that of [`connect_launcher`].
 pub(crate) async fn connect_migration(
     kubelet_pods: &SafeDir,
     pod_uid: &str,
+    name: &str,
     within: Duration,
 ) -> Result<(UnixStream, Peer), Error> {
-    connect_pod(kubelet_pods, pod_uid, socket_path(pod_uid, protocol::channels::SOCKET), within).await
+    connect_pod(kubelet_pods, pod_uid, socket_path(pod_uid, name), within).await
 }
 
 /// Waits for a process of a pod to listen on the socket at `path` and connects to it. The peer must run as the launcher's

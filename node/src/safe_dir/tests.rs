@@ -334,11 +334,11 @@ async fn a_listener_outside_the_pod_gets_no_channel_of_a_migration() {
     let sockets = scratch.path("pod").join(launcher_socket(uid)).parent().unwrap().to_owned();
     fs::create_dir_all(&sockets).unwrap();
     symlink("launcher-sock", sockets.join("migration-sock")).unwrap();
-    let error = connect_migration(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
+    let error = connect_migration(&pods, uid, "migration-sock", Duration::from_secs(2)).await.unwrap_err();
     assert!(matches!(error, Error::Escape(_) | Error::WrongKind { .. }), "{error:?}");
     fs::remove_file(sockets.join("migration-sock")).unwrap();
     let _listener = SafeDir::trusted(&sockets).unwrap().listen("migration-sock", 0o600).unwrap();
-    let error = connect_migration(&pods, uid, Duration::from_secs(2)).await.unwrap_err();
+    let error = connect_migration(&pods, uid, "migration-sock", Duration::from_secs(2)).await.unwrap_err();
     assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
 }
 

@@ -8,27 +8,25 @@
 use std::{
     fs::File,
     io::{Error, ErrorKind, Read, Result, Seek, SeekFrom},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::inotify::{self, CreateFlags, WatchFlags},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
-use tokio::time::sleep;
+use tokio::{io::AsyncReadExt as _, net::unix::pipe::Receiver, time::sleep};
 
 use super::crash::open;
 
 /// Text that libvirt appends to QEMU's log (`qemuProcessStop`) after the target has confirmed the arrival. It never resumes the
 /// guest afterwards.
 const DECIDED: &str = "shutting down, reason=migrated";
-/// Interval of reads of the log: a part of the time for which the guest stands still.
-const INTERVAL: Duration = Duration::from_millis(5);
-/// Bytes of the log that are read at once, and reads in each interval.
+/// Bytes of the log that are read at once.
 const CHUNK: usize = 4096;
-const CHUNKS: usize = 16;
 /// Limit of the content of the file with the process ID, in bytes.
 const PID_LIMIT: u64 = 32;
 /// Pause between looks at the threads of a killed QEMU.
@@ -45,6 +43,8 @@ pub(super) struct Departure {
     pid: Pid,
     process: OwnedFd,
     log: File,
+    /// Watch of the log (inotify): the guest stands still until its last line is read.
+    changes: Receiver,
 }
 
 impl Departure {
@@ -60,7 +60,9 @@ impl Departure {
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let mut log = open(log)?;
         log.seek(SeekFrom::End(0))?;
-        Ok(Self { pid, process, log })
+        let changes = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&changes, format!("/proc/self/fd/{}", log.as_raw_fd()), WatchFlags::MODIFY)?;
+        Ok(Self { pid, process, log, changes: Receiver::from_owned_fd_unchecked(changes)? })
     }
 
     /// Waits until libvirt has decided that the guest has left, and until its QEMU has ended.
@@ -68,28 +70,37 @@ impl Departure {
     /// # Errors
     /// When the log cannot be read, or when QEMU cannot be killed.
     pub(super) async fn ended(mut self) -> Result<()> {
-        let mut tail = Vec::new();
-        while !self.read(&mut tail)? {
-            sleep(INTERVAL).await;
-        }
-        self.kill().await
+        self.decided().await?;
+        self.kill().await?;
+        // The kernel ends a watch after a grace period, for which the guest would wait.
+        let changes = self.changes.into_nonblocking_fd()?;
+        tokio::task::spawn_blocking(move || drop(changes));
+        Ok(())
     }
 
-    /// Reads what was appended. Returns true if libvirt has decided. `tail` keeps the beginning of a line.
-    fn read(&mut self, tail: &mut Vec<u8>) -> Result<bool> {
-        let mut chunk = [0; CHUNK];
-        for _ in 0..CHUNKS {
+    /// Reads what is appended until libvirt has decided.
+    async fn decided(&mut self) -> Result<()> {
+        let (mut chunk, mut tail) = ([0; CHUNK], Vec::new());
+        loop {
             let length = self.log.read(&mut chunk)?;
             if length == 0 {
-                return Ok(false);
+                self.changed().await?;
+                continue;
             }
             tail.extend_from_slice(&chunk[..length]);
             if tail.windows(DECIDED.len()).any(|text| text == DECIDED.as_bytes()) {
-                return Ok(true);
+                return Ok(());
             }
+            // The beginning of a line.
             tail.drain(..tail.len().saturating_sub(DECIDED.len()));
+            // QEMU can write without end.
+            tokio::task::yield_now().await;
         }
-        Ok(false)
+    }
+
+    /// Waits until the log has changed since the last call.
+    async fn changed(&mut self) -> Result<()> {
+        self.changes.read(&mut [0; CHUNK]).await.map(drop)
     }
 
     async fn kill(&self) -> Result<()> {

@@ -33,14 +33,13 @@ fn write(path: &Path, record: &MigrationRecord) -> std::io::Result<()> {
     let staging = path.with_extension("staging");
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&staging)?;
     file.write_all(&serde_json::to_vec(record)?)?;
-    file.sync_all()?;
     std::fs::rename(staging, path)
 }
 
 impl Driver {
     /// Writes the record of a migration and passes channels on.
     pub(super) fn save_migration(&self, record: &MigrationRecord, mode: ChannelMode) -> std::io::Result<()> {
-        let written = write(&self.pod.paths.migration_record(&self.pod.args.uid), record);
+        let written = write(&self.pod.paths.migration_record(), record);
         self.channels.open(mode)?;
         written
     }

@@ -85,7 +85,7 @@ async fn a_domain_moves_between_two_launchers() {
     migrate(&source, "a").await.unwrap();
     let mut state = source.engine.watch();
     state.wait_for(|state| state.migration.as_ref().is_some_and(|report| report.total == 10)).await.unwrap();
-    assert!(source.engine.paths().migration_channel("u", Channel::Memory.name()).exists());
+    assert!(source.engine.paths().migration_channel(Channel::Memory).exists());
     one.fake.release("migrate");
     reaches(&source, MigrationStep::Moved).await;
     reaches(&target, MigrationStep::Moved).await;

@@ -104,7 +104,7 @@ impl Driver {
         let (domains, domain) = watch::channel(None);
         let (consoles, console) = watch::channel(None);
         let timings = Timings::default();
-        let channels = Channels::new(paths.clone(), args.uid.clone());
+        let channels = Channels::new(paths.clone());
         let guest_agent = GuestAgent::new(GuestAgentChannel(domain.clone()), paths.thaw_at(&args.uid), tasks.clone());
         let handle = EngineHandle {
             requests: requests_sender,
@@ -171,7 +171,7 @@ impl Driver {
     fn begin(&self) -> Input {
         let Pod { paths, args, host_devices } = &*self.pod;
         let adopting = paths.domain(&args.uid).exists();
-        let migration = migration::read(&paths.migration_record(&args.uid)).map(Box::new);
+        let migration = migration::read(&paths.migration_record()).map(Box::new);
         let must_wait = host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
         Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash, migration }
     }

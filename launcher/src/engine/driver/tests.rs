@@ -36,7 +36,7 @@ impl TestPod {
     pub(super) fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("launcher-engine-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
-        std::fs::create_dir_all(&root).unwrap();
+        std::fs::create_dir_all(root.join("libvirt")).unwrap();
         Self { root, fake: Fake::default() }
     }
 

@@ -300,7 +300,7 @@ async fn run_once(
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &paths.private)
         .env("XDG_CACHE_HOME", &paths.private)
-        .env("XDG_CONFIG_HOME", &paths.private)
+        .env("XDG_CONFIG_HOME", &paths.runtime)
         .env("XDG_RUNTIME_DIR", &paths.runtime)
         // One heap for all threads: each launcher pod pays for the daemon's memory.
         .env("MALLOC_ARENA_MAX", "1")

@@ -142,6 +142,10 @@ impl LauncherSocket for Socket {
         self.connections.send(far).map_err(io::Error::other)?;
         Ok(near)
     }
+
+    async fn open_qemu(&self, _: Channel) -> io::Result<UnixStream> {
+        self.open().await
+    }
 }
 
 impl Launcher {
@@ -166,8 +170,11 @@ impl Launcher {
         stream
     }
 
-    /// Connects a channel, as the launcher of the target.
+    /// Connects a channel, as the launcher of the target or its QEMU.
     async fn connect(&mut self, channel: Channel) -> UnixStream {
+        if channel.is_bulk() {
+            return soon(self.connections.recv()).await.unwrap();
+        }
         let (mut stream, byte) = self.accept().await;
         assert_eq!(byte, channel.byte());
         stream.write_all(&[CONNECTED]).await.unwrap();

@@ -22,8 +22,8 @@ use crate::{
 const TIME_LIMIT: u64 = 150;
 /// Refusals of the launcher after which the migration fails: about half a minute. Another job may be in progress at first.
 const ATTEMPTS: u32 = 6;
-/// Most connections that carry the memory of a guest.
-const CONNECTIONS: u32 = 8;
+/// Most connections that carry the memory of a guest. virt-handler has two threads for them.
+const CONNECTIONS: u32 = 4;
 /// Bandwidth limit, in bytes a second, for each connection. QEMU counts what a connection sends late: with a limit of 6 MiB/s, eight of
 /// them sent 45 MiB/s.
 const SHARE: u64 = 256 << 20;

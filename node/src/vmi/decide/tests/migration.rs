@@ -415,7 +415,7 @@ fn launcher_gets_the_options_of_the_status() {
     assert_eq!((request.max_downtime_ms, request.post_copy), (500, false));
     assert!(request.auto_converge && request.allow_unsafe && request.allow_workload_disruption);
     assert_eq!((request.copied_volumes, request.destinations), (vec!["root".to_owned()], vec![]));
-    for (limit, connections) in [("64Mi", 1), ("1Gi", 4), ("100Gi", 8), ("0", 8)] {
+    for (limit, connections) in [("64Mi", 1), ("512Mi", 2), ("100Gi", 4), ("0", 4)] {
         let options = json!({"bandwidthPerMigration": limit, "allowPostCopy": true});
         let state = vmi.status.as_mut().unwrap().migration_state.as_mut().unwrap();
         state.migration_configuration = serde_json::from_value(options).unwrap();
