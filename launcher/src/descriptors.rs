@@ -20,3 +20,16 @@ pub(crate) fn take_first_table() -> Result<()> {
     while open("/dev/null", OFlags::RDONLY, Mode::empty())?.into_raw_fd() < FIRST_TABLE - 1 {}
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsRawFd};
+
+    use super::*;
+
+    #[test]
+    fn later_descriptors_are_beyond_the_first_table() {
+        take_first_table().unwrap();
+        assert!(File::open("/dev/null").unwrap().as_raw_fd() >= FIRST_TABLE);
+    }
+}

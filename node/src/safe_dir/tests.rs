@@ -11,6 +11,7 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg, setsockopt};
+use protocol::channels::{Channel, SOCKET};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -333,13 +334,16 @@ async fn a_listener_outside_the_pod_gets_no_channel_of_a_migration() {
     let uid = "c2b5a8f0-11d2-4a6c-9d5e-0123456789ab";
     let sockets = scratch.path("pod").join(launcher_socket(uid)).parent().unwrap().to_owned();
     fs::create_dir_all(&sockets).unwrap();
-    symlink("launcher-sock", sockets.join("migration-sock")).unwrap();
-    let error = connect_migration(&pods, uid, "migration-sock", Duration::from_secs(2)).await.unwrap_err();
-    assert!(matches!(error, Error::Escape(_) | Error::WrongKind { .. }), "{error:?}");
-    fs::remove_file(sockets.join("migration-sock")).unwrap();
-    let _listener = SafeDir::trusted(&sockets).unwrap().listen("migration-sock", 0o600).unwrap();
-    let error = connect_migration(&pods, uid, "migration-sock", Duration::from_secs(2)).await.unwrap_err();
-    assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{error:?}");
+    for name in [SOCKET.to_owned(), Channel::Memory.socket(), Channel::Disks.socket()] {
+        let connect = || connect_migration(&pods, uid, &name, Duration::from_secs(2));
+        symlink("launcher-sock", sockets.join(&name)).unwrap();
+        let error = connect().await.unwrap_err();
+        assert!(matches!(error, Error::Escape(_) | Error::WrongKind { .. }), "{name}: {error:?}");
+        fs::remove_file(sockets.join(&name)).unwrap();
+        let _listener = SafeDir::trusted(&sockets).unwrap().listen(&name, 0o600).unwrap();
+        let error = connect().await.unwrap_err();
+        assert!(matches!(error, Error::ForeignPod { .. } | Error::ForeignUser { .. }), "{name}: {error:?}");
+    }
 }
 
 #[tokio::test]

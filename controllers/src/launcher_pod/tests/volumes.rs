@@ -15,6 +15,14 @@ fn container_disk_is_a_read_only_image_volume_at_its_name() {
 }
 
 #[test]
+fn files_of_libvirt_are_in_memory_and_bounded() {
+    let pod = rendered(small());
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let runtime = volumes.iter().find(|volume| volume["name"] == "libvirt-runtime").unwrap();
+    assert_eq!(runtime["emptyDir"], json!({"medium": "Memory", "sizeLimit": "16Mi"}));
+}
+
+#[test]
 fn cloud_init_secret_is_mounted_in_both_spellings() {
     let pod = rendered(small());
     let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
