@@ -23,7 +23,7 @@ fn silent_connections_and_stalled_reviews_do_not_affect_the_installation() {
         let duration = Duration::from_secs(seconds.unwrap_or(DEFAULT_SECONDS));
         s.apply(&manifests::kernel_vm("box", "Always")).await?;
         s.wait_running("box").await?;
-        no_pod_ends(s).await?;
+        settled(s).await?;
         let pods = pods(s).await?;
         let failures = failed_probes(s, &pods).await?;
         let Some(flood) = s.flood("attacker").await? else {
@@ -68,15 +68,19 @@ fn is_paused(vmi: &Value) -> bool {
 /// Selects the pods of the installation.
 const INSTALLATION: &str = "kubevirt.io in (virt-api,virt-controller,virt-handler)";
 
-/// Waits until no pod of the installation is being deleted, as those that an earlier story replaced.
-async fn no_pod_ends(s: &Story) -> Result<()> {
+/// Waits until all pods of the installation are ready and none is being deleted, as those that an earlier story replaced.
+async fn settled(s: &Story) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
-    let ends = ListParams::default().labels(INSTALLATION);
-    while s.installation_api("Pod").list(&ends).await?.iter().any(|pod| pod.metadata.deletion_timestamp.is_some()) {
-        ensure!(Instant::now() < deadline, "a deleted pod of the installation remains");
+    let selected = ListParams::default().labels(INSTALLATION);
+    loop {
+        let listed = s.installation_api("Pod").list(&selected).await?;
+        let ends = listed.iter().any(|pod| pod.metadata.deletion_timestamp.is_some());
+        if !ends && pods(s).await?.values().all(|(_, since)| since[0] == "True") {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "a pod of the installation is deleted and remains, or is not ready");
         sleep(Duration::from_secs(1)).await;
     }
-    Ok(())
 }
 
 /// Restarts and start of readiness of pods.
