@@ -359,7 +359,13 @@ impl Row<'_> {
             Victim::SourceWorker | Victim::SourceLibvirtd | Victim::SourceQemu => ends.source_pod.clone(),
             _ => uid(&self.target_pod(migration).await?)?,
         };
-        node.run(&signal(program, &pod, "KILL")).await.map(drop).with_context(|| format!("kill {program}: it missed"))
+        // The migration is in the phase before libvirt starts the target's QEMU.
+        let tries = if self.victim == Victim::TargetQemu { 1000 } else { 1 };
+        let script = format!(
+            "for i in $(seq {tries}); do {} && exit; usleep 10000; done; exit 1",
+            signal(program, &pod, "KILL")
+        );
+        node.run(&script).await.map(drop).with_context(|| format!("kill {program}: it missed"))
     }
 
     async fn target_pod(&self, migration: &Value) -> Result<Value> {
