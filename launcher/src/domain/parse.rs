@@ -17,6 +17,8 @@ const HOST_DEVICES: [&str; 3] = ["hostdevice-", "usb-host-", "gpu-"];
 /// Configuration of a domain. Devices without a name in the VMI's spec are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DomainConfig {
+    /// libvirt's number of this run of the domain.
+    pub(crate) id: Option<u32>,
     /// Machine type with its version.
     pub(crate) machine_type: String,
     /// Runs without hardware virtualization.
@@ -141,6 +143,7 @@ pub(crate) fn parse(xml: &str) -> DomainConfig {
     let root = document.root_element();
     let topology = child(root, "cpu").and_then(|cpu| child(cpu, "topology"));
     let mut config = DomainConfig {
+        id: root.attribute("id").and_then(|id| id.parse().ok()),
         machine_type: child(root, "os")
             .and_then(|os| child(os, "type")?.attribute("machine"))
             .unwrap_or_default()

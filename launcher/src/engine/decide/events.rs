@@ -173,8 +173,9 @@ impl Turn {
         if over && (self.arrival_ended() || self.left(reason)) {
             return;
         }
+        let active = parse(&xml);
         if !over {
-            self.arriving();
+            self.arriving(active.id, reason);
         }
         if self.state.stage == Stage::Waiting {
             // A domain that does not run was defined by a start that may have failed. Only an adopting worker has
@@ -184,7 +185,6 @@ impl Turn {
             }
             self.state.stage = Stage::Live;
         }
-        let active = parse(&xml);
         let connected = !over && guest_agent.unwrap_or(active.guest_agent_connected);
         let published = &mut self.state.published;
         published.set_lifecycle(lifecycle);

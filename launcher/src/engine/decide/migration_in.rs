@@ -171,9 +171,12 @@ impl Turn {
     }
 
     /// Learns that the domain exists here.
-    pub(super) fn arriving(&mut self) {
+    pub(super) fn arriving(&mut self, id: Option<u32>, reason: &str) {
         let now = self.now;
         let Some(incoming) = self.incoming() else { return };
+        incoming.first = incoming.first.or(id);
+        // Nothing may have been read between the end of the first domain and its return.
+        incoming.returns |= (id.is_some() && incoming.first != id) || is_apart(reason);
         if !incoming.seen {
             (incoming.seen, incoming.next) = (true, now);
             tracing::info!("the domain of the other launcher arrives");

@@ -175,8 +175,12 @@ impl Turn {
     pub(super) fn continue_outgoing(&mut self) {
         let now = self.now;
         let is_connected = self.state.link == Link::Up;
+        let is_broken = self.has_broken_job();
         let Some(out) = self.outgoing().filter(|out| !out.calling && out.next <= now) else { return };
         out.next = now + INTERVAL;
+        if is_broken {
+            out.step = OutStep::Settling;
+        }
         let effect = match out.step {
             OutStep::Opening => return,
             OutStep::Releasing | OutStep::Asking => Effect::Release { paused: out.was_paused },

@@ -23,6 +23,8 @@ use crate::{
 
 /// Pause between attempts to start post-copy: libvirt's job begins only after its disks were copied.
 const START_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for libvirt's call to return after the connection of post-copy is broken.
+const RETURN_LIMIT: Duration = Duration::from_secs(10);
 /// Time for the target to answer whether the guest is whole.
 const ASK_LIMIT: Duration = Duration::from_secs(30);
 
@@ -76,12 +78,29 @@ impl Turn {
         if published.lifecycle() != Lifecycle::Paused || !is_apart(&published.reason) {
             return;
         }
-        let Some(out) = self.outgoing().filter(|out| out.post_copy != PostCopy::Switched) else { return };
+        let is_broken = published.reason == "postcopyFailed";
+        let Some(out) = self.outgoing() else { return };
+        if out.post_copy == PostCopy::Switched {
+            out.broken = if is_broken { out.broken.or(Some(now)) } else { None };
+            return;
+        }
         out.progress = (u64::MAX, now);
         tracing::info!("the guest runs at the target and fetches the rest of its memory");
         (out.post_copy, out.next) = (PostCopy::Switched, now);
         if let Some(report) = &mut self.state.published.migration {
             report.set_mode(MigrationMode::PostCopy);
+        }
+    }
+
+    /// Returns true if the connection of post-copy is broken and libvirt does not end the job: it keeps one that it has lost, and
+    /// its call waits for the target's daemon.
+    pub(super) fn has_broken_job(&mut self) -> bool {
+        let now = self.now;
+        let Some(out) = self.outgoing() else { return false };
+        match (out.step, out.broken) {
+            (OutStep::Watching, Some(_)) => true,
+            (OutStep::Copying, Some(since)) => now.duration_since(since) >= RETURN_LIMIT,
+            _ => false,
         }
     }
 

@@ -120,6 +120,8 @@ pub(crate) struct MigrationOut {
     pub(crate) killed: bool,
     /// How far post-copy has come.
     pub(crate) post_copy: PostCopy,
+    /// Time since which the connection of post-copy is known to be broken.
+    pub(crate) broken: Option<Instant>,
     /// Requests to end the guest that follow.
     pub(crate) then: Vec<(RequestId, Action)>,
     /// Time limit of releases of a guest that may not have arrived.
@@ -187,6 +189,7 @@ impl MigrationOut {
             ended: None,
             killed: false,
             post_copy: PostCopy::None,
+            broken: None,
             then: Vec::new(),
             release_until: now,
         }
@@ -289,6 +292,8 @@ pub(crate) struct MigrationIn {
     pub(crate) step: InStep,
     /// The domain was seen.
     pub(crate) seen: bool,
+    /// Number of the domain that was seen first.
+    pub(crate) first: Option<u32>,
     /// A domain was here and has gone for one that can switch to post-copy.
     pub(crate) returns: bool,
     /// Aborted on request.
@@ -334,6 +339,7 @@ impl MigrationIn {
             requests,
             step: InStep::Preparing,
             seen: false,
+            first: None,
             returns: false,
             aborted: false,
             paused: false,
@@ -352,6 +358,7 @@ impl MigrationIn {
             requests: Vec::new(),
             step: if released { InStep::Releasing } else { InStep::Waiting },
             seen: false,
+            first: None,
             returns: false,
             aborted: false,
             paused: record.paused,

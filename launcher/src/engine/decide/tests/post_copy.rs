@@ -5,7 +5,7 @@ use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
 use super::{Table, read, wanted};
 use crate::{
     engine::model::{Action, Input, Request, Stage},
-    hypervisor::{HypervisorError, Progress},
+    hypervisor::{DomainFacts, HypervisorError, Progress},
 };
 
 fn failed(message: &str) -> Result<(), HypervisorError> {
@@ -141,6 +141,36 @@ fn job_that_libvirt_has_lost_is_watched_to_its_end() {
 }
 
 #[test]
+fn broken_connection_ends_a_job_that_libvirt_does_not_end() {
+    let breaks = |table: &mut Table| {
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(read(Lifecycle::Paused, "postcopyFailed"));
+    };
+    let asks = |table: &mut Table| {
+        assert_eq!(table.take(read(Lifecycle::Paused, "postcopyFailed")), ["attend", "release"]);
+    };
+    // libvirt keeps a job that it has lost, with its statistics.
+    let mut table = switched();
+    table.take(Input::Migrated(failed("control is broken")));
+    table.take(read(Lifecycle::Paused, "postcopy"));
+    assert_eq!(table.after(1), ["read progress"]);
+    table.take(progress(3));
+    breaks(&mut table);
+    assert_eq!(table.after(1), ["read"]);
+    asks(&mut table);
+    // The target's daemon does not answer, so that the call does not return.
+    let mut table = switched();
+    breaks(&mut table);
+    for _ in 0..9 {
+        assert_eq!(table.after(1), ["read progress"]);
+        table.take(progress(3));
+    }
+    assert_eq!(table.after(1), ["read"]);
+    table.take(Input::Migrated(failed("late")));
+    asks(&mut table);
+}
+
+#[test]
 fn guest_that_is_whole_at_the_target_is_left_and_one_that_is_lost_ends() {
     // The end of the job was lost.
     let mut table = broken();
@@ -227,6 +257,21 @@ fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole
     table.request(Request::Release { paused: false });
     table.take(read(Lifecycle::Running, "migrated"));
     assert_eq!((table.last_answer(), shown(&table).0), (Some(Ok(true)), MigrationStep::Moved));
+    // The end of the first domain may be overlooked.
+    let second = |lifecycle, reason| {
+        let Input::Read(Ok(facts), None) = read(lifecycle, reason) else { panic!("not a domain") };
+        let xml = facts.xml.replacen("id='1'", "id='2'", 1);
+        Input::Read(Ok(DomainFacts { xml, ..facts }), None)
+    };
+    for shown_last in [second(Lifecycle::Paused, "migration"), read(Lifecycle::Running, "postcopy")] {
+        let mut table = Table::connected();
+        prepare(&mut table, &options);
+        shows(&mut table, Lifecycle::Paused, "migration");
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(shown_last);
+        gone(&mut table);
+        assert_eq!(shown(&table).0, MigrationStep::NotMoved);
+    }
     // Without post-copy the first end is the last one.
     let mut table = Table::connected();
     prepare(&mut table, &serde_json::json!({"migrationConfiguration": {"allowPostCopy": false}}));
