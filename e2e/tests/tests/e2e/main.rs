@@ -43,6 +43,7 @@ mod metrics_access;
 mod migration;
 mod migration_attacks;
 mod migration_faults;
+mod migration_network;
 mod migration_policies;
 mod moves;
 mod network;
