@@ -161,6 +161,8 @@ STEPS = {
             run="kubectl taint node $(cat node1) kubevirt.io/drain=draining:NoSchedule",
             after='within 180 is_elsewhere mover "$(cat node1)"; kubectl taint node $(cat node1) kubevirt.io/drain-; migrated',
         ),
+        # That of the pod; migration_network.rs attaches virt-handlers to a network.
+        "kubectl get vmi mover -o jsonpath='{.status.migrationState.targetNodeAddress}'": Step(shows=r"^\d+\.\d+"),
         # The VM of the guide has no claim. A stopped VM with one accepts the commands; volume_migration.rs moves the data.
         """kubectl patch vm mover --type merge -p '{"spec": {"updateVolumesStrategy": "Migration"}}'""": Step(
             before="""kubectl virt stop mover --force --grace-period=0; kubectl wait vmi/mover --for=delete --timeout=120s

@@ -35,6 +35,12 @@ const NOT_APPLIED: &[(&str, &str, Trial, &str)] = &[
         "needs the network above; networks.rs runs two such VMIs",
     ),
     (
+        "docs/guides/migration.md",
+        "NetworkAttachmentDefinition/migrations",
+        Trial::DryRunIfServed,
+        "virt-handlers must be attached to it; migration_network.rs does so with a network of the nodes of the test",
+    ),
+    (
         "docs/guides/guests-and-cloud-init.md",
         "VirtualMachine/debian",
         Trial::DryRun,
