@@ -4,7 +4,7 @@ use std::{cell::Cell, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    Story, TIMEOUT, connect_without_retries, kubeconfig, repository, story, story_alone,
+    Story, TIMEOUT, connect_without_retries, story, story_alone,
     webhook::{Connection, Endpoint},
 };
 use http::Method;
@@ -14,9 +14,9 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::{process::Command, time::Instant};
+use tokio::time::Instant;
 
-use crate::manifests;
+use crate::{installation::upgrade, manifests};
 
 /// Secret with the segments.
 const SECRET: &str = "kubevirt-webhook-path";
@@ -328,20 +328,7 @@ fn helm_keeps_the_paths_of_webhooks() {
     story_alone("paths", async |s| {
         quiet(s).await?;
         let before = configurations(s).await?;
-        let mut command = Command::new("helm");
-        command.args([
-            "upgrade",
-            "ferrovirt",
-            "--namespace",
-            "kubevirt",
-            "--reuse-values",
-            "--wait",
-            "--timeout",
-            "2m",
-        ]);
-        command.arg(repository().join("charts/ferrovirt")).env("KUBECONFIG", kubeconfig()).kill_on_drop(true);
-        let output = command.output().await.context("cannot run helm: it must be on the PATH")?;
-        ensure!(output.status.success(), "helm upgrade: {}", String::from_utf8_lossy(&output.stderr));
+        upgrade(&["--wait"]).await?;
         let after = configurations(s).await?;
         // Every intermediate change would increase the generation.
         let generations = |all: &[(Option<i64>, Vec<Value>)]| all.iter().map(|(count, _)| *count).collect::<Vec<_>>();

@@ -301,15 +301,19 @@ async fn launcher_pod(s: &Story, vmi: &str) -> Result<String> {
     Ok(pod["metadata"]["name"].as_str().context("a pod without name")?.to_owned())
 }
 
+/// Upgrades the release to the chart of the repository. It keeps its values, except those in the further arguments.
+pub(crate) async fn upgrade(arguments: &[&str]) -> Result<()> {
+    let chart = repository().join("charts/ferrovirt");
+    let chart = chart.to_str().context("the path of the chart is not UTF-8")?;
+    let command = ["upgrade", "ferrovirt", chart, "-n", "kubevirt", "--reuse-values", "--timeout", "3m"];
+    let (upgraded, output) = helm(&[&command, arguments].concat()).await?;
+    ensure!(upgraded, "helm upgrade: {output}");
+    Ok(())
+}
+
 /// Upgrades the release with this value of `launcherPods.debug`, and waits until all replicas of virt-controller use the image.
 pub(crate) async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
-    let chart = repository().join("charts/ferrovirt");
-    let value = format!("launcherPods.debug={debug}");
-    let chart = chart.to_str().context("the path of the chart is not UTF-8")?;
-    let (upgraded, output) =
-        helm(&["upgrade", "ferrovirt", chart, "-n", "kubevirt", "--reuse-values", "--set", &value, "--timeout", "3m"])
-            .await?;
-    ensure!(upgraded, "helm upgrade: {output}");
+    upgrade(&["--set", &format!("launcherPods.debug={debug}")]).await?;
     let deployment = s.installation_api("Deployment").get("virt-controller").await?;
     let args = deployment.data["spec"]["template"]["spec"]["containers"][0]["args"].clone();
     let words = args.as_array().map(Vec::as_slice).unwrap_or_default();

@@ -4,19 +4,21 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_cluster::plan::LAN;
-use ferrovirt_e2e_tests::{Story, own_cluster, repository, skip, story_alone};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use ferrovirt_e2e_tests::{Story, own_cluster, skip, story_alone};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::{
-    installation::{helm, revision},
+    installation::{helm, revision, upgrade},
     moves::{console, migrate, two_nodes, vm},
     networks,
     witness::Witness,
 };
 
-/// Network, and its folder in the plugin's records of addresses.
+/// The network.
 const NETWORK: &str = "migrations";
+/// The plugin's records of its addresses on a node.
+const RECORDS: &str = "/host/var/lib/cni/networks/migrations";
 /// First numbers of its addresses.
 const PREFIX: &str = "10.89.0.";
 /// Least bytes of a migration of the guest.
@@ -52,8 +54,7 @@ fn migrations_use_the_interface_migration0_of_virt_handler() {
 async fn moved(s: &Story, nodes: &[String; 2], witness: &mut Witness) -> Result<()> {
     // The plugin knows only the addresses of its own node.
     for (node, first) in nodes.iter().zip(["100", "200"]) {
-        let folder = format!("/host/var/lib/cni/networks/{NETWORK}");
-        s.on_node(node, &format!("mkdir -p {folder} && printf {PREFIX}{first} >{folder}/last_reserved_ip.0")).await?;
+        s.on_node(node, &format!("mkdir -p {RECORDS} && printf {PREFIX}{first} >{RECORDS}/last_reserved_ip.0")).await?;
     }
     let configuration = json!({
         "cniVersion": "1.0.0", "name": NETWORK, "type": "bridge", "bridge": LAN,
@@ -67,23 +68,7 @@ async fn moved(s: &Story, nodes: &[String; 2], witness: &mut Witness) -> Result<
     definitions.create(&PostParams::default(), &serde_json::from_value(definition)?).await?;
     let annotations = json!({"k8s.v1.cni.cncf.io/networks": format!("kubevirt/{NETWORK}@migration0")});
     let value = format!("virtHandler.podAnnotations={annotations}");
-    let chart = repository().join("charts/ferrovirt");
-    let chart = chart.to_str().context("the path of the chart is not UTF-8")?;
-    let (attached, said) = helm(&[
-        "upgrade",
-        "ferrovirt",
-        chart,
-        "-n",
-        "kubevirt",
-        "--reuse-values",
-        "--set-json",
-        &value,
-        "--wait",
-        "--timeout",
-        "3m",
-    ])
-    .await?;
-    ensure!(attached, "helm upgrade: {said}");
+    upgrade(&["--set-json", &value, "--wait"]).await?;
     for way in ["there", "back"] {
         moves(s, witness, true).await.context(way)?;
     }
@@ -93,8 +78,10 @@ async fn moved(s: &Story, nodes: &[String; 2], witness: &mut Witness) -> Result<
 /// Moves the guest, and checks which interface of the target's virt-handler has carried it.
 async fn moves(s: &Story, witness: &mut Witness, own_network: bool) -> Result<()> {
     let source = s.node_of("box").await?;
-    let handlers = handlers(s).await?;
-    let (target, handler) = handlers.iter().find(|(node, _)| **node != source).context("one virt-handler")?;
+    let handlers = serde_json::to_value(s.pods_of("virt-handler").await?)?;
+    let mut handlers = handlers.as_array().into_iter().flatten();
+    let handler = handlers.find(|pod| pod["spec"]["nodeName"] != *source).context("one virt-handler")?;
+    let target = handler["spec"]["nodeName"].as_str().context("virt-handler without node")?;
     let expected = if own_network {
         let shown = handler["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"].as_str();
         let networks: Vec<Value> = serde_json::from_str(shown.context("virt-handler has no other network")?)?;
@@ -120,7 +107,7 @@ async fn moves(s: &Story, witness: &mut Witness, own_network: bool) -> Result<()
     let (before, vmi, after) = moved?;
 
     let state = &vmi["status"]["migrationState"];
-    ensure!(state["targetNode"] == **target && state["targetNodeAddress"] == expected, "{expected}: {state}");
+    ensure!(state["targetNode"] == target && state["targetNodeAddress"] == expected, "{expected}: {state}");
     let came = |name: &str| after.get(name).unwrap_or(&0).saturating_sub(*before.get(name).unwrap_or(&0));
     let (pod, own) = (came("eth0"), came("migration0"));
     eprintln!("to {target} at {expected}: {pod} bytes by eth0, {own} by migration0");
@@ -137,20 +124,6 @@ fn received(line: &str) -> Option<(String, u64)> {
     Some((name.trim().to_owned(), numbers.split_whitespace().next()?.parse().ok()?))
 }
 
-/// Returns the virt-handlers by node.
-async fn handlers(s: &Story) -> Result<BTreeMap<String, Value>> {
-    let labels = ListParams::default().labels("kubevirt.io=virt-handler");
-    let pods = s.installation_api("Pod").list(&labels).await?;
-    let mut handlers = BTreeMap::new();
-    for pod in pods.items {
-        let pod = serde_json::to_value(pod)?;
-        if pod["metadata"]["deletionTimestamp"].is_null() {
-            handlers.insert(pod["spec"]["nodeName"].as_str().unwrap_or_default().to_owned(), pod);
-        }
-    }
-    Ok(handlers)
-}
-
 /// Removes the network, and the plugin's records of its addresses.
 async fn remove(s: &Story, nodes: &[String; 2]) -> Result<()> {
     let definitions = s.installation_api("NetworkAttachmentDefinition");
@@ -159,10 +132,9 @@ async fn remove(s: &Story, nodes: &[String; 2]) -> Result<()> {
     }
     for node in nodes {
         // Pods that were replaced give their addresses back.
-        let folder = format!("/host/var/lib/cni/networks/{NETWORK}");
         let left = format!(
-            "left() {{ ls {folder} | grep '^10'; }}; \
-             for look in $(seq 60); do left >/dev/null || break; sleep 0.5; done; left; rm -rf {folder}"
+            "left() {{ ls {RECORDS} | grep '^10'; }}; \
+             for look in $(seq 60); do left >/dev/null || break; sleep 0.5; done; left; rm -rf {RECORDS}"
         );
         let left = s.on_node(node, &left).await?;
         ensure!(left.trim().is_empty(), "addresses are left on {node}: {left}");
