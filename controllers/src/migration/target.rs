@@ -45,7 +45,8 @@ pub(super) fn attachments_of<'a>(
 /// Returns the pod that attaches the volumes to the target pod.
 pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAttachment> {
     let target = observed.target()?;
-    let usable = attachments_of(observed, target).filter(|attachment| !attachment.is_deleting());
+    let usable = |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting();
+    let usable = attachments_of(observed, target).filter(usable);
     usable.min_by_key(|attachment| attachment.metadata.creation_timestamp.as_ref().map(|at| at.0))
 }
 

@@ -203,7 +203,8 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-t", "uid": "t", "controller": true}]);
         let metadata = json!({"name": "hp-2", "namespace": "d", "uid": "h2", "ownerReferences": owner});
         let metadata = serde_json::from_value(metadata).unwrap();
-        [Arc::new(CachedAttachment { metadata, ready, phase: phase.to_owned(), ..CachedAttachment::default() })]
+        let (answers, phase) = (true, phase.to_owned());
+        [Arc::new(CachedAttachment { metadata, answers, ready, phase, ..CachedAttachment::default() })]
     };
     for (ready, phase, expected) in
         [(false, "Pending", &[][..]), (true, "Running", &["Scheduling", "Scheduled"]), (false, "Failed", &["Failed"])]

@@ -121,7 +121,8 @@ fn attachment_of(launcher: &Value) -> Value {
             "securityContext": {"runAsNonRoot": true, "runAsUser": 107, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "hotplug-disk", "image": launcher["spec"]["containers"][0]["image"], "securityContext": own,
-                "command": ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"],
+                "command": ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock", "--vmi-uid", "u",
+                    "--volume", "data"],
                 "volumeMounts": [{"name": "hotplug-disks", "mountPath": "/path"}],
                 "volumeDevices": [{"name": "data", "devicePath": "/path/data/uid"}],
             }],
