@@ -7,6 +7,7 @@ use super::*;
 use crate::vmi::{
     migration::{source, target},
     migration_facts::Route,
+    observed::Failure,
 };
 
 const SOURCE: &str = NODE;
@@ -476,4 +477,73 @@ fn launcher_gets_the_claims_that_its_pod_has() {
         let info = sent.status.as_ref().unwrap().volume_status[0].persistent_volume_claim_info.as_ref().unwrap();
         assert_eq!(info.claim_name.as_deref(), Some(expected), "{node} {state} {moved} {entry}");
     }
+}
+
+/// Returns the lists of fields between two variables of the policy that limits the writes of virt-handlers.
+fn permitted(from: &str, to: &str) -> Vec<BTreeSet<String>> {
+    let policy = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ferrovirt/templates/node-restriction.yaml");
+    let policy = std::fs::read_to_string(policy).unwrap();
+    let expression = policy.split_once(from).unwrap().1.split_once(to).unwrap().0;
+    let lists = expression.split('[').skip(1).map(|list| list.split_once(']').unwrap().0);
+    lists.map(|list| list.split('"').skip(1).step_by(2).map(str::to_owned).collect()).collect()
+}
+
+/// Returns the fields that a write changes: of the status, and of the migration in it.
+fn changed(observed: &Observed) -> [BTreeSet<String>; 2] {
+    let decision = decide(observed, at(1_000));
+    let after = written(&decision).unwrap_or_else(|| panic!("no write: {decision:?}"));
+    let [before, after] = [observed.vmi.status.as_ref().unwrap(), after].map(|status| json!(status));
+    let patch = daemon::merge_patch::diff(&before, &after).unwrap();
+    let keys = |value: &Value| value.as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect();
+    [keys(&patch), keys(&patch["migrationState"])]
+}
+
+#[test]
+fn nodes_write_only_what_the_policy_permits() {
+    use MigrationStep::{Copying, Moved, NotMoved, Prepared};
+    let steps = permitted("name: stateOfMigration", "name: statusByTarget");
+    let [over, taking, arrived, leaving, awaited, unprepared] = steps.as_slice() else { panic!("{steps:?}") };
+    let by_target = permitted("name: statusByTarget", "validations:");
+    let [taking_status, target_status] = by_target.as_slice() else { panic!("{by_target:?}") };
+    assert!(over.is_empty());
+    let none = || json!({});
+    let abort = || json!({"abortRequested": true});
+
+    // The writes of a list need all of it, and nothing else.
+    let check = |list: &BTreeSet<String>, writes: &[Observed]| {
+        let all: Vec<_> = writes.iter().map(|observed| changed(observed)[1].clone()).collect();
+        assert_eq!(all.iter().flatten().cloned().collect::<BTreeSet<String>>(), *list, "{all:?}");
+    };
+    let mut refused = target(&state(none()), true, None);
+    refused.failure = Some(Failure { message: "no disk".into(), count: 9, retry_at: Duration::MAX, permanent: false });
+    let mut unprepared_writes = vec![target(&state(none()), true, Some(moving(Prepared))), refused];
+    unprepared_writes.push(target(&state(none()), true, Some(moving(Copying))));
+    check(unprepared, &unprepared_writes);
+    let mut elsewhere = target(&ready(none()), true, Some(moving(Prepared)));
+    elsewhere.endpoint = Some(([10, 0, 0, 3].into(), 8189));
+    let awaited_writes = [elsewhere, target(&begun(none()), true, Some(moving(Copying)))];
+    check(awaited, &awaited_writes);
+    for observed in unprepared_writes.iter().chain(&awaited_writes) {
+        assert!(changed(observed)[0].is_subset(target_status), "{:?}", changed(observed));
+    }
+    let leaving_writes = [
+        source(&ready(none()), Some(moving(Copying))),
+        source(&begun(abort()), Some(MigrationReport { aborted: true, ..moving(NotMoved) })),
+    ];
+    check(leaving, &leaving_writes);
+
+    let mut moved = target(&ready(json!({"targetMemoryOverhead": "300Mi"})), true, Some(moving(Moved)));
+    let status = Arc::make_mut(&mut moved.vmi).status.as_mut().unwrap();
+    status.evacuation_node_name = Some(SOURCE.into());
+    status.launcher_container_image_version = Some("old".into());
+    status.conditions.push(api::Condition { type_: "MigrationRequired".into(), ..api::Condition::default() });
+    check(taking, std::slice::from_ref(&moved));
+    assert_eq!(changed(&moved)[0], *taking_status);
+
+    let ended = begun(
+        json!({"endTimestamp": "2027-01-15T08:00:01Z", "targetNodeDomainReadyTimestamp": "2027-01-15T08:00:01Z"}),
+    );
+    let mut here = target(&ended, true, Some(moving(Moved)));
+    here.apply_object(with_migration(&here.vmi, TARGET, &ended), TARGET);
+    check(arrived, &[here]);
 }
