@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api::tls::handler_server_name;
+use api::{address::is_dialable, tls::handler_server_name};
 use daemon::{
     CancellationToken,
     tls::{Accepted, Callers, Limits, TlsStream, serve_streams},
@@ -59,19 +59,11 @@ pub(crate) fn address(pod: IpAddr) -> IpAddr {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
     });
-    let found = addresses.find(|address| is_reachable(*address));
+    let found = addresses.find(|address| is_dialable(*address));
     if let Some(address) = found {
         tracing::info!(%address, interface = INTERFACE, "migrations use the migration network");
     }
     found.unwrap_or(pod)
-}
-
-/// Returns true if other nodes can dial the address without the name of an interface.
-fn is_reachable(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
-        IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),
-    }
 }
 
 /// Serves other nodes until `stop`.
@@ -191,18 +183,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_that_other_nodes_reach_are_published() {
-        for (address, expected) in [
-            ("10.1.0.1", true),
-            ("169.254.1.1", false),
-            ("127.0.0.1", false),
-            ("fd00::1", true),
-            ("fe80::1", false),
-            ("::1", false),
-        ] {
-            assert_eq!(is_reachable(address.parse().unwrap()), expected, "{address}");
-        }
+    fn without_a_migration_network_the_address_of_the_pod_is_published() {
         let pod = "10.244.0.7".parse().unwrap();
-        assert_eq!(address(pod), pod, "no migration network");
+        assert_eq!(address(pod), pod);
     }
 }

@@ -178,6 +178,25 @@ fn refused_migration_fails_with_the_message_of_the_launcher() {
 }
 
 #[test]
+fn addresses_that_no_other_node_can_have_are_never_dialled() {
+    for address in ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:169.254.169.254"]
+    {
+        let named = json!({"targetNodeAddress": address});
+        let decision = decide(&source(&ready(named.clone()), None), at(5));
+        assert_eq!(names(&decision), ["write"], "{address}");
+        let shown = state_of(&decision);
+        assert!(shown.failed && shown.failure_reason.unwrap().contains(address), "{address}");
+        // The target names it afterwards.
+        let mut begun = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
+        let decision = decide(&begun, at(5));
+        carries(&mut begun, &decision);
+        let later = with_migration(&begun.vmi, SOURCE, &self::begun(named));
+        begun.apply_object(later, NODE);
+        assert_eq!(decide(&begun, at(5)).effects, [Effect::Carry(None)], "{address}");
+    }
+}
+
+#[test]
 fn domain_that_moves_is_left_alone_and_follows_its_spec_afterwards() {
     let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
     let mut vmi = (*observed.vmi).clone();
