@@ -1,11 +1,12 @@
 //! Migrations of a guest that changes its memory faster than it is copied: they are aborted, or pause the guest, or switch to
 //! post-copy, as the settings say.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story, story_alone};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::{
     kills::signal,
@@ -14,6 +15,8 @@ use crate::{
     witness::Witness,
 };
 
+/// The resource of the device that the target needs.
+const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
 /// Changes 16 MiB of memory again and again, which no migration of the story can follow.
 const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
      { while :; do cat /source >/changing; done >/dev/null 2>&1 & }";
@@ -102,7 +105,7 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
             s.wait_gone("vmim", &migration, MINUTES).await?;
             let pod = alone(s, "box").await?;
             ensure!(pod["spec"]["nodeName"] != before["status"]["nodeName"], "the VMI is where it was");
-            let device = &pod["spec"]["containers"][0]["resources"]["limits"]["devices.kubevirt.io/userfaultfd"];
+            let device = &pod["spec"]["containers"][0]["resources"]["limits"][USERFAULTFD];
             ensure!(device == "1", "{}", pod["spec"]["containers"][0]["resources"]);
             Ok(())
         })
@@ -113,11 +116,42 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
 }
 
 #[test]
+fn pod_of_a_user_gets_no_userfaultfd() {
+    story("userfaultfd", async |s| {
+        let restricted = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": {
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c", "image": "x", "securityContext": restricted,
+                "resources": {"limits": {(USERFAULTFD): "1"}}}],
+        }});
+        let refused = s.refused(&pod.to_string()).await?;
+        ensure!(refused.contains("only virt-controller makes pods with devices.kubevirt.io/userfaultfd"), "{refused}");
+        Ok(())
+    });
+}
+
+/// Waits until no node offers the device.
+async fn not_offered(s: &Story, nodes: &[String]) -> Result<()> {
+    let path = format!("jsonpath={{.status.allocatable.{}}}", USERFAULTFD.replace('.', "\\."));
+    let deadline = Instant::now() + MINUTES;
+    for node in nodes {
+        loop {
+            let units = s.kubectl(&["get", "node", node, "-o", &path]).await?;
+            if ["", "0"].contains(&units.trim()) {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{node} offers {units} units although nothing permits post-copy");
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn guest_that_is_lost_in_post_copy_is_started_again() {
     story_alone("post-copy-faults", async |s| {
-        if two_nodes(s).await?.is_none() {
-            return Ok(());
-        }
+        let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
+        not_offered(s, &nodes).await?;
         busy(s).await?;
         with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
             for program in ["virt-handler", "qemu-system-x86_64"] {
