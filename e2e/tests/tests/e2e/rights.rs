@@ -314,7 +314,7 @@ fn take_over(target: &Value, more: &Value) -> Value {
 
 /// Checks the writes of both ends and of a third node while the guest is copied.
 async fn during_a_migration(s: &Story, state: &Value) -> Result<()> {
-    let (source, target) = (&state["sourceNode"], &state["targetNode"]);
+    let (source, target, third) = (&state["sourceNode"], &state["targetNode"], json!("another"));
     let failed =
         || json!({"failed": true, "completed": true, "failureReason": "x", "endTimestamp": "2030-01-01T00:00:00Z"});
     let mut rows = vec![
@@ -350,7 +350,6 @@ async fn during_a_migration(s: &Story, state: &Value) -> Result<()> {
     ] {
         rows.push((target, json!({"status": {(field): value}}), 403));
     }
-    let third = json!("another");
     rows.push((&third, take_over(&third, &json!({})), 403));
     written_as(s, &rows).await
 }
