@@ -12,6 +12,8 @@ pub const SUBRESOURCES_GROUP: &str = "subresources.kubevirt.io";
 pub const KUBEVIRT_NAME: &str = "kubevirt";
 /// Default namespace of an installation.
 pub const DEFAULT_NAMESPACE: &str = "kubevirt";
+/// Name of the VMI of `helm test`, the only one in the namespace of an installation.
+pub const HELM_TEST_VMI: &str = "ferrovirt-test";
 /// UID and GID of virt-launcher and QEMU.
 pub const NON_ROOT_UID: u64 = 107;
 

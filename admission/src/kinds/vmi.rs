@@ -48,7 +48,10 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
 /// Serves `/virtualmachineinstances-validate-create`.
 pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let vmi: VirtualMachineInstance = context.object()?;
-    Ok(context.decide(create_errors(&vmi, context.config, context.is_component()), vec![]))
+    let installation = context.trusted.namespace();
+    let mut errors = rules::metadata::validate_namespace(&vmi.metadata, context.namespace(), installation);
+    errors.extend(create_errors(&vmi, context.config, context.is_component()));
+    Ok(context.decide(errors, vec![]))
 }
 
 /// Serves `/virtualmachineinstances-validate-update`.
