@@ -181,6 +181,9 @@ pub mod annotation {
     pub const OWNER_VMI_UID: &str = "kubevirt.io/owner-vmi-uid";
     /// Memory overhead in a launcher pod's requests, in bytes.
     pub const MEMORY_OVERHEAD_BYTES: &str = "kubevirt.io/memory-overhead-bytes";
+    /// Launcher image, networks, vCPUs and memory for which a launcher pod was created: a JSON object with `launcher`, `networks`
+    /// (a digest), `vcpus` and `memory` (bytes). Another pod for the same would not differ.
+    pub const CREATED_FOR: &str = "ferrovirt.io/created-for";
     /// Name of the migration of a target pod.
     pub const MIGRATION_JOB_NAME: &str = "kubevirt.io/migrationJobName";
     /// Marks VMIs that migrate through unix sockets of virt-handler.
@@ -227,7 +230,8 @@ pub mod annotation {
     pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
-    /// Progress of the migration of a VMI: a JSON object with `migration`, `total`, `processed`, `remaining` and `rate`.
+    /// Progress of the migration of a VMI: a JSON object with `migration`, `total`, `processed`, `remaining`,
+    /// `rate` and `time` (the minute).
     pub const MIGRATION_PROGRESS: &str = "ferrovirt.io/migration-progress";
     /// Node that a migration evacuates.
     pub const EVACUATION_MIGRATION: &str = "kubevirt.io/evacuationMigration";
@@ -314,6 +318,8 @@ pub mod condition {
     pub const VOLUMES_CHANGE: &str = "VolumesChange";
     /// The VMI waits for a migration that brings its pod in line with its spec.
     pub const MIGRATION_REQUIRED: &str = "MigrationRequired";
+    /// The pod was created for a change or for the present launcher and yet lacks it, so that no migration or eviction follows.
+    pub const WORKLOAD_UPDATE_INEFFECTIVE: &str = "WorkloadUpdateIneffective";
     /// vCPUs are being plugged into the guest; false if that failed.
     pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
     /// The guest's memory is being changed; false if that failed.

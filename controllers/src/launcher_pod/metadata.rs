@@ -6,12 +6,18 @@ use api::{
     VirtualMachineInstance,
     config::ClusterConfig,
     constants::{annotation, component, label},
+    quantity,
+    vmi::cpu::Cpu,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
 use sha1::{Digest, Sha1};
 
 use super::{Inputs, networks};
-use crate::runtime::Kind;
+use crate::{
+    resources::pods::{CreatedFor, NO_NETWORKS},
+    runtime::Kind,
+};
 
 /// Annotation of VMIs and label of pods that requests Istio's proxy.
 pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
@@ -81,7 +87,28 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
         set(key, &value);
     }
     set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
+    set(annotation::CREATED_FOR, &json!(created_for(instance, inputs.launcher_image)).to_string());
     annotations
+}
+
+/// Returns the desired state for which a pod of the VMI is created now.
+#[must_use]
+pub(crate) fn created_for(instance: &VirtualMachineInstance, launcher_image: &str) -> CreatedFor {
+    let domain = &instance.spec.domain;
+    let memory = domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    let request = networks::network_request(instance, |interface| !interface.is_absent());
+    CreatedFor {
+        launcher: launcher_image.to_owned(),
+        networks: Some(networks_digest(request.as_deref().unwrap_or(NO_NETWORKS))),
+        vcpus: domain.cpu.as_ref().map_or(1, Cpu::vcpus),
+        memory: memory.and_then(|memory| quantity::units(memory).ok()),
+    }
+}
+
+/// Returns the digest of a request for networks in [`CreatedFor`].
+#[must_use]
+pub(crate) fn networks_digest(request: &str) -> String {
+    Sha1::digest(request.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns true if backups of a pod freeze its guest, which VMI and cluster can turn off.

@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 pub(crate) use self::metadata::identity_labels;
-pub(crate) use self::metadata::{backup_hooks, hooks_backups};
+pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
 pub(crate) use self::target::{Target, is_target_of, render_target};
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
