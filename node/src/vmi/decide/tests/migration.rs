@@ -236,14 +236,22 @@ fn progress_is_written_every_two_seconds_and_changes_nothing_else() {
     let first = decide(&observed, at(5));
     carries(&mut observed, &first);
     let [Effect::WriteProgress(text), Effect::Carry(_)] = first.effects.as_slice() else { panic!("{first:?}") };
-    let expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
-    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), expected);
+    let mut expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
+    let written: Value = serde_json::from_str(text).unwrap();
+    let minute = at(5).wall.as_second() / 60 * 60;
+    expected["time"] = json!(jiff::Timestamp::from_second(minute).unwrap());
+    assert_eq!(written, expected);
     let fingerprint = observed.facts.fingerprint;
     observed.begin(&first.effects[0], at(5));
     let mut vmi = (*observed.vmi).clone();
     vmi.metadata.annotations.get_or_insert_default().insert("ferrovirt.io/migration-progress".into(), text.clone());
     observed.apply_outcome(Outcome::ProgressWritten(Ok(Arc::new(vmi))), NODE, at(5));
     assert_eq!(observed.facts.fingerprint, fingerprint);
+    // A transfer that stands still shows a sign of life in the next minute.
+    let still = decide(&observed, at(8));
+    let seconds = 60 - at(8).wall.as_second() % 60;
+    assert_eq!((names(&still), still.wake_at), (vec![], Some(Duration::from_secs(8 + seconds.unsigned_abs()))));
+    assert_eq!(names(&decide(&observed, at(70))), ["progress"]);
     let mut known = observed.report.clone().unwrap();
     known.migration = Some(MigrationReport { processed: 50, ..report });
     observed.apply_report(known, at(6));
