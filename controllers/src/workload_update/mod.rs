@@ -272,10 +272,8 @@ fn evict_batch(observed: &Observed<'_>, plan: &mut Plan) {
     let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
     let is_candidate = |outdated: &&VmiWithPods| {
         let vmi: &VirtualMachineInstance = &outdated.vmi;
-        is_free(vmi)
-            && !(migrates && vmi.is_live_migratable())
-            && !busy.contains(&Key::of(&vmi.metadata))
-            && !ineffective_for(observed, outdated).contains(&Cause::Version)
+        let is_left = busy.contains(&Key::of(&vmi.metadata)) || (migrates && vmi.is_live_migratable());
+        is_free(vmi) && !is_left && !ineffective_for(observed, outdated).contains(&Cause::Version)
     };
     let candidates = observed.outdated.iter().filter(is_candidate);
     let mut candidates: Vec<(&VirtualMachineInstance, &CachedPod)> =

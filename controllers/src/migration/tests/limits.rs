@@ -24,7 +24,7 @@ fn follow(observed: &Observed<'_>) -> (String, i64, Vec<String>) {
             }
         }
         let Some(wake) = decision.wake_after.filter(|_| !own.is_final()) else { break };
-        now = now + wake;
+        now += wake;
     }
     (own.phase().as_str().to_owned(), now.duration_since(observed.now).as_secs(), all)
 }

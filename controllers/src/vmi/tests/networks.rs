@@ -169,11 +169,11 @@ fn pod_that_gets_other_networks_while_it_runs_was_created_for_others() {
         let mut pod = with_request("");
         pod.created_for = serde_json::from_value(created_for).unwrap();
         let decision = decided(&vmi, &[pod]);
-        let patches = decision.effects.iter().filter_map(|effect| match effect {
+        let mut patches = decision.effects.iter().filter_map(|effect| match effect {
             Effect::Patch { kind: Kind::Pod, subresource: None, patch, .. } => Some(patch),
             _ => None,
         });
-        let annotations = &patches.last().unwrap()["metadata"]["annotations"];
+        let annotations = &patches.next_back().unwrap()["metadata"]["annotations"];
         assert!(annotations["k8s.v1.cni.cncf.io/networks"].is_string());
         let text = annotations["ferrovirt.io/created-for"].as_str();
         assert_eq!(text, is_other.then_some(r#"{"launcher":"launcher:1","vcpus":2}"#), "{networks}");
