@@ -65,6 +65,8 @@ pub(super) struct Migration {
     pub(super) abort_requested: bool,
     /// The target's node has a pod of the VMI.
     pub(super) target_pod_active: bool,
+    /// The source's node has a pod of the VMI.
+    pub(super) source_pod_active: bool,
 }
 
 impl Migration {
@@ -89,6 +91,7 @@ impl Migration {
             failed: state.failed,
             abort_requested: state.abort_requested,
             target_pod_active: status.active_pods.values().any(|name| *name == target),
+            source_pod_active: status.active_pods.values().any(|name| *name == source),
             source_node: source,
             target_node: target,
         })

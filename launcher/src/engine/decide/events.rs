@@ -175,7 +175,7 @@ impl Turn {
         }
         let active = parse(&xml);
         if !over {
-            self.arriving(active.id, reason);
+            self.arriving(active.id, lifecycle, reason);
         }
         if self.state.stage == Stage::Waiting {
             // A domain that does not run was defined by a start that may have failed. Only an adopting worker has

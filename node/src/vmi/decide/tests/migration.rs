@@ -477,3 +477,64 @@ fn launcher_gets_the_claims_that_its_pod_has() {
         assert_eq!(info.claim_name.as_deref(), Some(expected), "{node} {state} {moved} {entry}");
     }
 }
+
+#[test]
+fn target_decides_if_the_source_does_not() {
+    use MigrationStep::{Copying, Moved, NotMoved, Prepared};
+    let lost = |step| {
+        let mut report = MigrationReport { failure: "lost".into(), ..moving(step) };
+        report.set_mode(protocol::MigrationMode::PostCopy);
+        report
+    };
+    // Report, the pod of the source is there; effects after 59 s and after 60 s, the VMI fails.
+    type Row<'a> = (MigrationReport, bool, &'a [&'a str], &'a [&'a str], bool);
+    let rows: &[Row<'_>] = &[
+        (moving(Prepared), true, &[], &[], false),
+        (moving(Prepared), false, &[], &["abort"], false),
+        // Only the source may release a paused guest.
+        (moving(Copying), true, &[], &[], false),
+        (moving(Copying), false, &[], &["abort"], false),
+        // The launcher decides about a guest in post-copy.
+        (lost(Copying), true, &[], &[], false),
+        (lost(Copying), false, &[], &[], false),
+        (moving(NotMoved), true, &[], &["write"], false),
+        (moving(NotMoved), false, &[], &["write"], false),
+        (lost(NotMoved), true, &[], &["write"], true),
+        (moving(Moved), true, &["write"], &["write"], false),
+        (moving(Moved), false, &["write"], &["write"], false),
+    ];
+    for (report, source_is_there, early, late, fails) in rows {
+        let shown = begun(json!({"targetNodeDomainDetected": true}));
+        let mut observed = target(&shown, true, Some(report.clone()));
+        if !source_is_there {
+            let mut vmi = (*observed.vmi).clone();
+            vmi.status.as_mut().unwrap().active_pods.remove("pod-1");
+            observed.apply_object(Arc::new(vmi), TARGET);
+        }
+        observed.note_role(at(2));
+        let decision = decide(&observed, at(2));
+        carries(&mut observed, &decision);
+        let name = format!("{report:?} {source_is_there}");
+        observed.note_role(at(61));
+        let waiting = decide(&observed, at(61));
+        assert_eq!(names(&waiting), *early, "{name}");
+        assert_eq!(waiting.wake_at.is_some(), early != late, "{name}");
+        let decision = decide(&observed, at(62));
+        assert_eq!(names(&decision), *late, "{name}");
+        let Some(status) = written(&decision).filter(|_| report.step() == NotMoved) else { continue };
+        let state = status.migration_state.as_ref().unwrap();
+        assert!(state.failed && state.completed && state.failure_reason.is_some(), "{name}");
+        assert_eq!(status.phase == Some(Phase::Failed), *fails, "{name}");
+        assert_eq!(status.reason.as_deref(), fails.then_some("LostInPostCopy"), "{name}");
+    }
+    // A source whose pod is there again, as the search for it has shown, is waited for.
+    let mut observed = target(&begun(json!({})), true, Some(moving(Copying)));
+    let there = observed.vmi.clone();
+    let mut vmi = (*there).clone();
+    vmi.status.as_mut().unwrap().active_pods.remove("pod-1");
+    observed.apply_object(Arc::new(vmi), TARGET);
+    observed.note_role(at(2));
+    observed.apply_object(there, TARGET);
+    observed.note_role(at(3));
+    assert_eq!(observed.source_gone_since, None);
+}
