@@ -343,3 +343,21 @@ async fn pod_without_image_volumes_is_created_by_one_request() {
     assert!(matches!(fixture.executor.carry_out("fake", vec![create], None).await, Outcome::Done { .. }));
     assert_eq!(server.dry_runs(), [false]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn writes_after_one_of_an_object_that_is_gone_are_decided_anew() {
+    let note = || Effect::Event(super::Event::normal(Kind::Instance.reference(&ObjectMeta::default()), "R", "m"));
+    for (effects, is_done) in [
+        (vec![patch("a")], true),
+        (vec![patch("a"), note()], true),
+        (vec![patch("a"), patch("b")], false),
+        (vec![patch("a"), note(), patch("b")], false),
+    ] {
+        let server = Server::new([Reply::Answer(404, status(404, "NotFound"))]);
+        let fixture = fixture(&server);
+        let outcome = fixture.executor.carry_out("fake", effects.clone(), None).await;
+        let expected = if is_done { Outcome::Done { succeeded: vec![] } } else { Outcome::Stale };
+        assert_eq!(outcome, expected, "{effects:?}");
+        assert_eq!(server.requests().len(), 1);
+    }
+}

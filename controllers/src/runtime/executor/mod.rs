@@ -121,7 +121,8 @@ impl Executor {
         let mut succeeded = Vec::new();
         // A second patch of an object follows the version that the first one made.
         let mut versions: HashMap<(Kind, Option<String>, String), String> = HashMap::new();
-        for effect in effects {
+        let mut effects = effects.into_iter();
+        while let Some(effect) = effects.next() {
             if let Effect::Event(note) = effect {
                 self.recorder.emit(note, None, None);
                 continue;
@@ -165,10 +166,11 @@ impl Executor {
                     tracing::debug!(verb, resource, object = regarding_name, "object has changed");
                     return Outcome::Stale;
                 }
-                // The object to be changed or deleted is gone. The watch reports it, and there is nothing to repeat.
+                // The object to be changed is gone, which the watch reports. Writes that follow may depend on it: they are decided anew.
                 Err(WriteError::Gone) => {
                     self.metrics.wrote(controller, verb, resource, "gone");
-                    return Outcome::Done { succeeded };
+                    let is_last = !effects.as_slice().iter().any(Effect::is_write);
+                    return if is_last { Outcome::Done { succeeded } } else { Outcome::Stale };
                 }
                 Err(WriteError::NotLeading) => {
                     self.metrics.wrote(controller, verb, resource, "stopped");
