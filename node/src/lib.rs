@@ -285,7 +285,10 @@ impl Process {
         let endpoint = listener.local_addr().map_err(|source| Error::Listen { address, source })?;
         let (metrics, stop) = (self.metrics.migration.clone(), self.stop.clone());
         let channels = Channels::new(endpoint, identity, &self.roots, metrics, stop.clone())?;
-        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop));
+        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop.clone()));
+        let pod = self.options.listen;
+        let now = move || migration::address(pod);
+        self.spawn("migration-address", migration::follow_address(channels.clone(), now, stop));
         Ok(channels)
     }
 

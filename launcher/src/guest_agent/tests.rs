@@ -294,6 +294,42 @@ async fn a_restarted_worker_thaws_a_freeze_of_the_former_worker() {
 }
 
 #[tokio::test]
+async fn automatic_thaw_moves_with_the_guest() {
+    let source = Stage::known("leaves-frozen").await;
+    assert_eq!(source.agent.thaw_after(), None);
+    source.agent.freeze(100).await.unwrap();
+    let left = source.agent.thaw_after().unwrap();
+    assert!((95..=100).contains(&left), "{left}");
+    let target = stage("arrives-frozen");
+    target.guest.frozen.store(true, Ordering::SeqCst);
+    target.agent.take_thaw(1);
+    target.agent.attend(true, true);
+    assert!(target.agent.may_be_frozen());
+    let mut facts = target.agent.facts();
+    let thawed = facts.wait_for(|facts| facts.file_systems == "thawed");
+    tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
+    assert!(!target.guest.frozen.load(Ordering::SeqCst));
+    source.agent.unfreeze().await.unwrap();
+    assert_eq!(source.agent.thaw_after(), None);
+}
+
+#[tokio::test]
+async fn probes_do_not_count_while_the_guest_may_be_frozen() {
+    let stage = Stage::known("probes").await;
+    assert!(!stage.agent.may_be_frozen());
+    for thaw_after in [0, 100] {
+        stage.agent.freeze(thaw_after).await.unwrap();
+        assert!(stage.agent.may_be_frozen(), "{thaw_after}");
+        stage.agent.unfreeze().await.unwrap();
+        assert!(!stage.agent.may_be_frozen(), "{thaw_after}");
+    }
+    stage.agent.freeze(100).await.unwrap();
+    let until = stage.agent.inner.thaw.lock().unwrap().frozen_until().unwrap();
+    let left = until.saturating_duration_since(tokio::time::Instant::now()).as_secs();
+    assert!((155..=160).contains(&left), "bounded by the thaw: {left}");
+}
+
+#[tokio::test]
 async fn a_program_in_the_guest_gives_its_exit_code_and_its_output() {
     let stage = Stage::known("exec").await;
     let within = Duration::from_secs(5);

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     future::Future,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -114,6 +115,11 @@ pub(super) struct Executor {
 }
 
 impl Executor {
+    /// Returns address and port under which this node accepts migrations.
+    pub(super) fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
+        self.host.migration_endpoint()
+    }
+
     /// Returns an executor that sends the reports of launchers to `reports`, each with the number of its connection.
     pub(super) fn new(
         host: Arc<dyn Host>,

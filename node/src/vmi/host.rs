@@ -260,8 +260,8 @@ impl Host for NodeHost {
     }
 
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
-        let channels = self.channels.as_ref().filter(|channels| channels.port() != 0)?;
-        Some((channels.address(), channels.port()))
+        let endpoint = self.channels.as_ref()?.endpoint();
+        (endpoint.port() != 0).then(|| (endpoint.ip(), endpoint.port()))
     }
 
     fn carry(&self, vmi: &str, route: Route) -> Carrier {

@@ -103,8 +103,9 @@ impl Driver {
             }
             Effect::Release { paused } => {
                 let channels = self.channels.clone();
+                let thaw_after = self.guest_agent.thaw_after();
                 self.spawn(async move {
-                    let result = channels.release(paused).await;
+                    let result = channels.release(paused, thaw_after).await;
                     Finished::Input(Input::Released(result.map_err(|error| error.to_string())))
                 });
             }
