@@ -202,7 +202,7 @@ impl Turn {
             published.memory_current = active.memory.and_then(with_device).unwrap_or(memory);
             published.memory_requested = active.memory_requested().unwrap_or(0);
             published.vcpus = active.vcpus.unwrap_or(0);
-            published.nics = active.nics();
+            (published.nics, published.nic_queues) = (active.nics(), active.nic_queues());
             published.disks = active.disk_targets();
             published.disk_errors = errors_by_volume(&disk_errors, &published.disks);
             for disk in &mut published.disks {
