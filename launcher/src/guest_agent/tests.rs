@@ -141,6 +141,30 @@ async fn the_poll_reports_facts_and_a_disconnect_clears_them() {
     assert!(matches!(stage.agent.users().await, Err(GuestAgentError::NotConnected)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_poll_begins_again_after_a_change() {
+    let asked_after = async |changes_domain: bool, changes_answer: bool| {
+        let stage = Stage::known(&format!("again-{changes_domain}-{changes_answer}")).await;
+        let start = Instant::now();
+        let until = |seconds| tokio::time::sleep_until(start + Duration::from_secs(seconds));
+        // The pauses are 5, 10, 20, 40 and 80 s.
+        until(100).await;
+        stage.guest.lacks_load.store(changes_answer, Ordering::SeqCst);
+        if changes_domain {
+            stage.agent.look_again();
+        }
+        until(108).await;
+        let soon = stage.guest.asked("guest-get-host-name");
+        until(163).await;
+        (soon, stage.guest.asked("guest-get-host-name"))
+    };
+    assert_eq!(asked_after(false, false).await, (5, 6));
+    // Another answer at 155 s.
+    assert_eq!(asked_after(false, true).await, (5, 7));
+    // At 105, 110, 120 and 140 s.
+    assert_eq!(asked_after(true, false).await, (6, 9));
+}
+
 #[tokio::test]
 async fn each_silence_counts_once_and_outlives_the_connection() {
     let stage = Stage::known("silence").await;

@@ -187,6 +187,7 @@ impl Turn {
         }
         let connected = !over && guest_agent.unwrap_or(active.guest_agent_connected);
         let published = &mut self.state.published;
+        let changed = published.lifecycle() != lifecycle || *self.state.active != active;
         published.set_lifecycle(lifecycle);
         published.reason = reason.into();
         published.guest_agent_connected = connected;
@@ -213,7 +214,7 @@ impl Turn {
             self.forget_released();
         }
         self.look_for_switch();
-        self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running });
+        self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running, changed });
         self.set_late_clock();
         if over {
             tracing::info!(reason, state = lifecycle.as_str_name(), "the domain has ended");
