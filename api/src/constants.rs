@@ -173,6 +173,8 @@ pub mod annotation {
     pub const PCI_TOPOLOGY_V3: &str = "v3";
     /// Number of ports for interfaces, of guests whose layout is older than [`PCI_TOPOLOGY_V3`].
     pub const PCI_INTERFACE_SLOT_COUNT: &str = "kubevirt.io/pci-interface-slot-count";
+    /// Annotations of the layout.
+    pub const PCI_TOPOLOGY: [&str; 2] = [PCI_TOPOLOGY_VERSION, PCI_INTERFACE_SLOT_COUNT];
     /// Name of the VMI of a launcher pod.
     pub const DOMAIN: &str = "kubevirt.io/domain";
     /// Name of the VMI that owns a pod.
