@@ -260,6 +260,8 @@ impl Executor {
                 self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
             }
             Effect::SetUpNetwork { ref release } => {
+                // An interface that is plugged in gets the queues that the launcher gives it.
+                let vmi = Arc::new(resize::for_launcher(&vmi, &observed.link).into_owned());
                 let (release, vmi) = (release.clone(), nics::with_shown_macs(&vmi));
                 let call = async move { host.set_up_network(&peer, &vmi, &release).await };
                 let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });

@@ -197,8 +197,8 @@ fn of_report(
         return;
     }
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
-    next.interfaces =
-        interfaces::merged(&observed.vmi, observed.network.as_deref(), nics::in_domain(&observed.link, report), guest);
+    let (network, in_domain) = (observed.network.as_deref(), nics::in_domain(&observed.link, report));
+    next.interfaces = interfaces::merged(&observed.vmi, network, in_domain, &report.nic_queues, guest);
     let lacks_migration = observed.link.lacks_live_migration();
     conditions::of_domain(&mut next.conditions, &observed.vmi, lacks_migration, report, time);
     resize::apply(next, observed, report, time);
