@@ -120,7 +120,7 @@ impl Table {
                 Ok(Evaluation { review, effects }) => {
                     let failed = effects.iter().find_map(|effect| {
                         let error = failure(object(case, &format!("{}/patch", effect.plural))?)?;
-                        Some(request.effect_failed(effect, error))
+                        Some(request.effect_failed(effect, error, review.clone()))
                     });
                     return response(failed.unwrap_or(review));
                 }

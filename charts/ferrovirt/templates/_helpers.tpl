@@ -174,7 +174,6 @@ prometheus-kubevirt-rules
 {{/* A webhook's connection to virt-api. virt-controller sets caBundle and path. */}}
 {{- define "ferrovirt.webhookClient" -}}
 admissionReviewVersions: [v1]
-failurePolicy: Fail
 timeoutSeconds: 5
 clientConfig:
   service:

@@ -234,7 +234,13 @@ pub(super) fn delete_pods<'a>(
     pods: impl Iterator<Item = &'a CachedPod>,
     decision: &mut Decision,
 ) {
-    for pod in pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+    let grace = launcher_pod::grace_of_pod(observed.instance);
+    // The grace period of a VMI can become shorter while its pod ends. kubelet keeps to it without virt-handler.
+    let is_kept = |pod: &&CachedPod| match pod.metadata.deletion_timestamp {
+        Some(_) => pod.metadata.deletion_grace_period_seconds.is_some_and(|seconds| seconds > grace),
+        None => true,
+    };
+    for pod in pods.filter(is_kept) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let regarding = || Kind::Instance.reference(&observed.instance.metadata);
         let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
@@ -244,6 +250,7 @@ pub(super) fn delete_pods<'a>(
         }
         decision.push(
             Effect::delete(Kind::Pod, &pod.metadata)
+                .within(grace)
                 .on_success(Event::normal(
                     regarding(),
                     event::SUCCESSFUL_DELETE,
