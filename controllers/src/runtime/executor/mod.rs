@@ -34,6 +34,8 @@ const FIELD_MANAGER: &str = "virt-controller";
 
 /// Receives the answers to writes.
 pub(crate) trait Answers: Send + Sync {
+    /// Returns true if a namespace is being deleted: nothing can be created in it.
+    fn is_terminating(&self, namespace: &str) -> bool;
     /// Stores an object as it is after a write.
     fn written(&self, kind: Kind, object: Value);
     /// Removes an object that is gone.
@@ -165,7 +167,8 @@ impl Executor {
                     tracing::debug!(verb, resource, object = regarding_name, "object has changed");
                     return Outcome::Stale;
                 }
-                // The object to be changed or deleted is gone. The watch reports it, and there is nothing to repeat.
+                // The object to be changed or deleted is gone, or the namespace is going. The watch reports it, and there is nothing
+                // to repeat.
                 Err(WriteError::Gone) => {
                     self.metrics.wrote(controller, verb, resource, "gone");
                     return Outcome::Done { succeeded };
@@ -234,6 +237,10 @@ impl Executor {
                 self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
             }
             Effect::Create { kind, namespace, object, options } => {
+                // The owner of the object is deleted with the namespace.
+                if namespace.as_deref().is_some_and(|namespace| self.answers.is_terminating(namespace)) {
+                    return Err(WriteError::Gone);
+                }
                 if *kind == Kind::Pod {
                     self.try_image_volumes(namespace.as_deref(), object).await?;
                 }
