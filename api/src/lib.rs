@@ -19,6 +19,7 @@ pub mod instancetype;
 pub mod kubevirt;
 pub mod live_changes;
 pub mod migration;
+pub mod names;
 pub mod nics;
 pub mod overhead;
 pub mod owner;

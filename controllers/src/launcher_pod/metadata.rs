@@ -6,23 +6,22 @@ use api::{
     VirtualMachineInstance,
     config::ClusterConfig,
     constants::{annotation, component, label},
+    names,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use sha1::{Digest, Sha1};
 
 use super::{Inputs, networks};
 use crate::runtime::Kind;
 
 /// Annotation of VMIs and label of pods that requests Istio's proxy.
 pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
-/// Longest label value.
-const NAME_LIMIT: usize = 63;
 
 pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
     let instance = inputs.instance;
-    let name = instance.metadata.name.clone().unwrap_or_default();
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
     ObjectMeta {
-        generate_name: Some(format!("virt-launcher-{name}-")),
+        // The API server keeps 58 characters of it, and refuses more than 253.
+        generate_name: Some(format!("virt-launcher-{}-", names::shortened(name, names::LABEL_LIMIT))),
         labels: Some(labels(instance)),
         annotations: Some(annotations(inputs, overhead)),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
@@ -35,7 +34,7 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
     labels.extend(identity_labels(instance));
     labels.insert(label::DEPRECATED_VM_NAME.to_owned(), instance.hostname());
-    labels.insert(label::VMI_ID.to_owned(), vmi_id(name));
+    labels.insert(label::VMI_ID.to_owned(), names::label_value(name));
     if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
         labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
     }
@@ -106,14 +105,4 @@ pub(crate) fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str,
         ("post.hook.backup.velero.io/container", component::COMPUTE_CONTAINER.to_owned()),
         ("post.hook.backup.velero.io/command", command("--unfreeze")),
     ]
-}
-
-/// Returns the VMI's name as a label value: itself, or its beginning with a hash.
-#[must_use]
-pub(super) fn vmi_id(name: &str) -> String {
-    if name.len() <= NAME_LIMIT {
-        return name.to_owned();
-    }
-    let hash: String = Sha1::digest(name.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{hash}", name.get(..54).unwrap_or_default())
 }
