@@ -73,7 +73,7 @@ async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str,
 }
 
 /// Returns the page that a pod gets through the Service.
-async fn visited(s: &Story, service: &str) -> Result<String> {
+pub(crate) async fn visited(s: &Story, service: &str) -> Result<String> {
     let url = format!("http://{service}/");
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
