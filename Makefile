@@ -56,8 +56,8 @@ ahead: deps
 # Without crates that have no programs. They would add features to dependencies. `bench` is built with the same features when it
 # is run.
 PROGRAMS := --workspace $(addprefix --exclude ferrovirt-,fuzz layout e2e-tests skips)
-BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster images hanging-mount \
-	hostile-launcher
+BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster stories images \
+	hanging-mount hostile-launcher
 # `cluster deps` installs further dependencies (e2e/cluster/src/deps.rs lists them with their purposes).
 .PHONY: build
 build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
@@ -150,31 +150,47 @@ KUBERNETES :=
 NODES := 2
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
+export SELECTOR := $(RELEASE)/stories
+# Parts of names of stories.
+STORY :=
+# A revision: stories that test what changed since.
+CHANGED :=
+# If not empty, e2e/story-times.tsv gets the durations of the stories.
+RENEW_TIMES = $(RENEW)
+SELECTION = $(if $(CHANGED),--changed $(CHANGED),$(STORY))
 .PHONY: e2e
-e2e: images debug-image guests ## Runs end-to-end tests on the test cluster or on that of KUBECONFIG
+e2e: images debug-image guests ## Runs stories (end-to-end tests) on the test cluster or on that of KUBECONFIG: all, STORY=name, or CHANGED=revision
 	$(TESTS) --test conformance --test e2e --test audit --no-run
+	$(TESTS) --test e2e -- --list | $(SELECTOR) select $(SELECTION)
 	@$(AWAIT_AHEAD)
-	$(CLUSTER) run $(addprefix --kubernetes ,$(KUBERNETES)) --nodes $(NODES) -- e2e/run.sh
+	! test -s build/stories-selected || \
+	$(CLUSTER) run $(addprefix --kubernetes ,$(KUBERNETES)) --nodes $(NODES) -- env RENEW=$(RENEW_TIMES) e2e/run.sh
 
 # Versions of Kubernetes other than the default. Each is built once, from a module of its own that `ahead` leaves alone.
 OTHER_VERSIONS := 1.35 1.37
 .PHONY: versions
 versions: images debug-image guests ## Runs a selection of stories on Kubernetes 1.35 and 1.37, and one without image volumes (builds each version once, 6 minutes)
-	$(TESTS) --test conformance --test e2e --no-run
+	$(TESTS) --test conformance --test e2e --test audit --no-run
 	@$(AWAIT_AHEAD)
 	@! $(CLUSTER) status >/dev/null 2>&1 || { echo 'versions: needs fresh clusters, and one is up: run make down' >&2; exit 1; }
 	for version in $(OTHER_VERSIONS); do \
 	env -u KUBECONFIG $(CLUSTER) run --kubernetes $$version --nodes $(NODES) -- e2e/versions.sh || exit; done
 	env -u KUBECONFIG IMAGE_VOLUMES=off $(CLUSTER) run --kubernetes 1.35 --feature-gates ImageVolume=false -- e2e/versions.sh
 
+EVERYTHING := ahead lint unit domains e2e
 .PHONY: test
-test: ahead lint unit domains e2e ## Runs everything: lint, unit tests, cluster up, end-to-end tests, cluster down
+test: SELECTION = --share
+test: $(EVERYTHING) ## Runs lint, unit tests, cluster up, core stories and a share of the others, cluster down
+
+.PHONY: test-all
+test-all: RENEW_TIMES = 1
+test-all: $(EVERYTHING) ## Runs test with all stories, and renews e2e/story-times.tsv
 
 .PHONY: test-long
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: test rules release-test upgrade-test moving-test guides-test versions ## Runs test with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test, guides-test and versions
+test-long: $(EVERYTHING) rules release-test upgrade-test moving-test guides-test versions ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test, guides-test and versions
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -193,9 +209,9 @@ bench-scale: benchmark ## Measures thousands of VMIs on simulated nodes (about 3
 
 .PHONY: trace-picture
 trace-picture: images guests ## Draws a real start of a VM into docs/images/start.svg
-	$(CARGO) test $(STORIES) --no-run
+	$(TESTS) --test e2e --no-run
 	@$(AWAIT_AHEAD)
-	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(CARGO) test --workspace --locked --test e2e -- traces:: --nocapture
+	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(TESTS) --test e2e -- traces:: --nocapture
 
 .PHONY: clients
 clients: tiny ## Tests clients of other projects: Python, TypeScript, promtool, VNC (see e2e/clients)

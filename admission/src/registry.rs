@@ -14,8 +14,8 @@ use crate::{
         LookupError, Lookups, ObjectQuery, Operation, Outcome, ReviewTrace, TrustedUsers, request, trace,
     },
     kinds::{
-        backup, clone, eviction, export, instancetype, kubevirt, migration, plugin, policy, pool, preset, replica_set,
-        restore, snapshot, status, vm, vmi,
+        backup, clone, deletion, eviction, export, instancetype, kubevirt, migration, plugin, policy, pool, preset,
+        replica_set, restore, snapshot, status, vm, vmi,
     },
 };
 
@@ -124,6 +124,7 @@ pub const WEBHOOKS: &[Webhook] = &[
         operations: WRITES,
         evaluate: policy::validate,
     },
+    Webhook { path: "/deletion-validate", resource: None, operations: DELETES, evaluate: deletion::validate },
     Webhook { path: "/pod-eviction-validate", resource: None, operations: CREATES, evaluate: eviction::validate },
     Webhook {
         path: "/virtualmachinesnapshots-validate",
@@ -266,9 +267,15 @@ impl Review {
         AdmissionReview::failed(&self.request.uid, 500, message)
     }
 
-    /// Returns the response after a write of [`Evaluation::effects`] failed.
-    pub fn effect_failed(&self, effect: &Effect, error: &str) -> AdmissionReview {
-        AdmissionReview::new(&self.request.uid, Outcome::Failed(effect.failure(error)))
+    /// Returns the response after a write of [`Evaluation::effects`] failed. `review`: the response without the failure.
+    pub fn effect_failed(&self, effect: &Effect, error: &str, mut review: AdmissionReview) -> AdmissionReview {
+        match effect.failure(error) {
+            Some(failure) => AdmissionReview::new(&self.request.uid, Outcome::Failed(failure)),
+            None => {
+                review.response.warnings.push(format!("cannot {effect}: {error}"));
+                review
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 //!
 //! `accepted` and `refused` are merged into the base (null removes). Keys that begin with `$` are not part of the object:
 //! `$config` (`spec.configuration` of the KubeVirt object), `$old` (merged into the base to make the old object),
-//! `$user`, `$node` (of the user's token), `$group`, `$version`, `$plural` and `$name` (of the request), `$operation`,
+//! `$user`, `$node` (of the user's token), `$group`, `$version`, `$plural`, `$name` and `$namespace` (of the request), `$operation`,
 //! `$lookups` (objects by plural or by plural and name, the results of patches by plural and `patch`; `{"$failed": TEXT}` if
 //! the API server fails). In fields and messages the words of `words` are replaced.
 //!
@@ -98,7 +98,7 @@ impl Table {
                 "resource": text("$plural", &self.plural),
             },
             "name": text("$name", self.base["metadata"]["name"].as_str().unwrap_or_default()),
-            "namespace": "default",
+            "namespace": text("$namespace", "default"),
             "operation": operation,
             "userInfo": {"username": text("$user", "jane"), "groups": [], "extra": extra},
             "object": object,
@@ -120,7 +120,7 @@ impl Table {
                 Ok(Evaluation { review, effects }) => {
                     let failed = effects.iter().find_map(|effect| {
                         let error = failure(object(case, &format!("{}/patch", effect.plural))?)?;
-                        Some(request.effect_failed(effect, error))
+                        Some(request.effect_failed(effect, error, review.clone()))
                     });
                     return response(failed.unwrap_or(review));
                 }

@@ -12,6 +12,8 @@ pub const SUBRESOURCES_GROUP: &str = "subresources.kubevirt.io";
 pub const KUBEVIRT_NAME: &str = "kubevirt";
 /// Default namespace of an installation.
 pub const DEFAULT_NAMESPACE: &str = "kubevirt";
+/// Name of the VMI of `helm test`, the only one in the namespace of an installation.
+pub const HELM_TEST_VMI: &str = "ferrovirt-test";
 /// UID and GID of virt-launcher and QEMU.
 pub const NON_ROOT_UID: u64 = 107;
 
@@ -173,6 +175,8 @@ pub mod annotation {
     pub const PCI_TOPOLOGY_V3: &str = "v3";
     /// Number of ports for interfaces, of guests whose layout is older than [`PCI_TOPOLOGY_V3`].
     pub const PCI_INTERFACE_SLOT_COUNT: &str = "kubevirt.io/pci-interface-slot-count";
+    /// Annotations of the layout.
+    pub const PCI_TOPOLOGY: [&str; 2] = [PCI_TOPOLOGY_VERSION, PCI_INTERFACE_SLOT_COUNT];
     /// Name of the VMI of a launcher pod.
     pub const DOMAIN: &str = "kubevirt.io/domain";
     /// Name of the VMI that owns a pod.
@@ -181,6 +185,9 @@ pub mod annotation {
     pub const OWNER_VMI_UID: &str = "kubevirt.io/owner-vmi-uid";
     /// Memory overhead in a launcher pod's requests, in bytes.
     pub const MEMORY_OVERHEAD_BYTES: &str = "kubevirt.io/memory-overhead-bytes";
+    /// Launcher image, networks, vCPUs and memory for which a launcher pod was created: a JSON object with `launcher`, `networks`
+    /// (a digest), `vcpus` and `memory` (bytes). Another pod for the same would not differ.
+    pub const CREATED_FOR: &str = "ferrovirt.io/created-for";
     /// Name of the migration of a target pod.
     pub const MIGRATION_JOB_NAME: &str = "kubevirt.io/migrationJobName";
     /// Marks VMIs that migrate through unix sockets of virt-handler.
@@ -227,7 +234,8 @@ pub mod annotation {
     pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
     /// Hook sidecars, a JSON list.
     pub const HOOK_SIDECARS: &str = "hooks.kubevirt.io/hookSidecars";
-    /// Progress of the migration of a VMI: a JSON object with `migration`, `total`, `processed`, `remaining` and `rate`.
+    /// Progress of the migration of a VMI: a JSON object with `migration`, `total`, `processed`, `remaining`,
+    /// `rate` and `time` (the minute).
     pub const MIGRATION_PROGRESS: &str = "ferrovirt.io/migration-progress";
     /// Node that a migration evacuates.
     pub const EVACUATION_MIGRATION: &str = "kubevirt.io/evacuationMigration";
@@ -314,6 +322,8 @@ pub mod condition {
     pub const VOLUMES_CHANGE: &str = "VolumesChange";
     /// The VMI waits for a migration that brings its pod in line with its spec.
     pub const MIGRATION_REQUIRED: &str = "MigrationRequired";
+    /// The pod was created for a change or for the present launcher and yet lacks it, so that no migration or eviction follows.
+    pub const WORKLOAD_UPDATE_INEFFECTIVE: &str = "WorkloadUpdateIneffective";
     /// vCPUs are being plugged into the guest; false if that failed.
     pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
     /// The guest's memory is being changed; false if that failed.

@@ -3,6 +3,7 @@
 //! This crate contains data and pure functions without IO. The wire format (field names, fields that are always present, fields
 //! that are omitted when empty) is that of the published API.
 
+pub mod address;
 pub mod backup;
 pub mod clone;
 pub mod condition;
@@ -19,6 +20,7 @@ pub mod instancetype;
 pub mod kubevirt;
 pub mod live_changes;
 pub mod migration;
+pub mod names;
 pub mod nics;
 pub mod overhead;
 pub mod owner;

@@ -2,16 +2,13 @@
 
 use std::net::IpAddr;
 
+use api::{constants::label::VMI_ID, names};
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
 use crate::{Connection, Error, guest::read, object_name};
 
-/// Label of a launcher pod with the name of the VMI. It is set only if the name fits into a label.
-const VMI_LABEL: &str = "vmi.kubevirt.io/id";
-/// Longest value of a label.
-const MAX_LABEL: usize = 63;
 /// Labels that controllers add to running VMIs. They are useless as selectors.
 const OWN_LABELS: [&str; 7] = [
     "kubevirt.io/memory-hotplug-overhead-ratio",
@@ -167,8 +164,8 @@ impl Subject {
             .collect();
         match self {
             _ if !labels.is_empty() => Ok(Value::Object(labels)),
-            Self::Vm | Self::Vmi if name.len() <= MAX_LABEL => Ok(json!({VMI_LABEL: name})),
-            _ => Err(Error::Usage(format!("{name} has no labels that a Service can select"))),
+            Self::Vm | Self::Vmi => Ok(json!({VMI_ID: names::label_value(name)})),
+            Self::Vmirs => Err(Error::Usage(format!("{name} has no labels that a Service can select"))),
         }
     }
 }
@@ -348,6 +345,11 @@ mod tests {
         let bare = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n"}}});
         let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &bare).unwrap();
         assert_eq!(spec["selector"], json!({"vmi.kubevirt.io/id": "web"}));
+        for length in [63, 64, 169, 253] {
+            let name = "a".repeat(length);
+            let spec = made(&["vm", &name, "--name=svc", "--port=22"], &bare).unwrap();
+            assert_eq!(spec["selector"], json!({"vmi.kubevirt.io/id": names::label_value(&name)}));
+        }
         let labelled = json!({"metadata": {"labels": {"kubevirt.io/nodeName": "n", "kubevirt.io/vm": "fleet"}}});
         let spec = made(&["vmi", "web", "--name=svc", "--port=22"], &labelled).unwrap();
         assert_eq!(spec["selector"], json!({"kubevirt.io/vm": "fleet"}));

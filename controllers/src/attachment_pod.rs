@@ -24,7 +24,7 @@ use k8s_openapi::{
 };
 
 use crate::{
-    resources::{claims::CachedClaim, pods::CachedPod},
+    resources::{attachments::VMI_UID, claims::CachedClaim, pods::CachedPod},
     runtime::Kind,
 };
 
@@ -164,10 +164,7 @@ fn container(inputs: &Inputs<'_>) -> Container {
         name: component::HOTPLUG_CONTAINER.to_owned(),
         image: Some(inputs.image.to_owned()),
         image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
-        // Its socket identifies the processes of the pod to virt-handler.
-        command: Some(
-            ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"].map(str::to_owned).to_vec(),
-        ),
+        command: Some(command(inputs)),
         security_context: Some(SecurityContext {
             run_as_user: Some(UID),
             run_as_group: Some(UID),
@@ -185,6 +182,15 @@ fn container(inputs: &Inputs<'_>) -> Container {
         volume_devices: (!devices.is_empty()).then_some(devices),
         ..Container::default()
     }
+}
+
+/// Returns the command. Its socket identifies the processes of the pod to virt-handler, and answers for these volumes of this VMI
+/// only.
+fn command(inputs: &Inputs<'_>) -> Vec<String> {
+    let uid = inputs.instance.metadata.uid.as_deref().unwrap_or_default();
+    let fixed = ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock", VMI_UID, uid];
+    let volumes = inputs.volumes.iter().flat_map(|volume| ["--volume", volume.name]);
+    fixed.into_iter().chain(volumes).map(str::to_owned).collect()
 }
 
 /// Selects the node by its name. Its host name label may differ.
@@ -285,6 +291,15 @@ mod tests {
         let files = &rendered(false, &json!({}), &config)["spec"]["containers"][0];
         assert_eq!(files["volumeDevices"], Value::Null);
         assert_eq!(files["volumeMounts"], json!([shared, {"name": "data", "mountPath": "/volumes/data"}]));
+    }
+
+    #[test]
+    fn pod_answers_for_its_vmi_and_volumes() {
+        let pod = rendered(false, &json!({}), &ClusterConfig::default());
+        let program = json!(["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"]);
+        let command = pod["spec"]["containers"][0]["command"].as_array().unwrap();
+        assert_eq!(command[..4], *program.as_array().unwrap());
+        assert_eq!(command[4..], [json!("--vmi-uid"), json!("u"), json!("--volume"), json!("data")]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the cluster, `runtime/` runs the controllers and carries their decisions out, `inventory/` exports metrics of VMs and VMIs.
 
 mod attachment_pod;
+mod budgets;
 mod cache;
 mod certificates;
 mod evacuation;
@@ -126,6 +127,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     metrics.set_leading(true);
     let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
     pod_trace::follow(&caches, &traces);
+    spawner.spawn_once("disruption budgets", budgets::remove(client.clone()));
     let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone(), traces);
     spawner.spawn("leader", lead::lead(controllers, sources, caches, executor, config, spawner.clone()));
     let kept = tokio::select! {

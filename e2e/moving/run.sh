@@ -166,6 +166,22 @@ memory=$(kubectl get vmi sized --output jsonpath='{.spec.domain.memory.guest}')
 [ "$memory" = 160Mi ] || fail "the VM of an instance type has $memory, not the 160Mi of its copy"
 [ "$(kubectl get vmi my-vm --output jsonpath='{.spec.domain.firmware.uuid}')" = 00000001-0000-4000-8000-000000000000 ] || fail 'the firmware has another UUID'
 
+step 'a PodDisruptionBudget that an old release made for a VMI is removed'
+kubectl create --filename - <<END
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: kubevirt-disruption-budget-abcde
+  ownerReferences:
+  - {apiVersion: kubevirt.io/v1, kind: VirtualMachineInstance, name: my-vm, uid: $(kubectl get vmi my-vm --output jsonpath='{.metadata.uid}'), controller: true}
+spec: {minAvailable: 1, selector: {matchLabels: {kubevirt.io/created-by: my-vm}}}
+END
+kubectl create poddisruptionbudget of-a-user --min-available 1 --selector app=other
+kubectl rollout restart --namespace $system deployment/virt-controller
+kubectl wait --for=delete poddisruptionbudget/kubevirt-disruption-budget-abcde --timeout=120s || fail 'the budget of a VMI was not removed'
+kubectl delete poddisruptionbudget of-a-user || fail 'the budget of a user was removed'
+kubectl rollout status --namespace $system --timeout=120s deployment/virt-controller
+
 step 'a VM with an unsupported field stays stopped'
 refused 'spec.template.spec.domain.devices.tpm is not supported yet' kubectl virt start with-tpm
 kubectl label vm with-tpm checked=yes

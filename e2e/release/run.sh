@@ -99,8 +99,33 @@ step 'make the release'
 mkdir -p "$work/former"
 git archive $former_commit charts/ferrovirt | tar -x -C "$work/former"
 former_chart=$(helm package "$work/former/charts/ferrovirt" --destination "$work/former" | sed 's/.*: //')
-"$IMAGES" release --registry "$CLUSTER_REGISTRY/ferrovirt" --version $version --helm "$(command -v helm)" --former "$former_chart" --insecure
+openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$work/key.pem" 2>/dev/null
+openssl pkey -in "$work/key.pem" -pubout -out "$work/key.pub"
+"$IMAGES" release --registry "$CLUSTER_REGISTRY/ferrovirt" --version $version --helm "$(command -v helm)" --former "$former_chart" --insecure \
+    --sign-key "$work/key.pem"
 (cd "$files" && sha256sum --quiet --check SHA256SUMS)
+
+step 'checksums and images are signed'
+openssl dgst -sha256 -verify "$work/key.pub" -signature "$files/SHA256SUMS.sig" "$files/SHA256SUMS"
+released=$(sed -n "s/^| .*\/virt-api:$version. | .\(sha256:[0-9a-f]*\). |$/\1/p" "$files/RELEASE_NOTES.md")
+skopeo copy --quiet --src-tls-verify=false "docker://$CLUSTER_REGISTRY/ferrovirt/virt-api:$(echo "$released" | tr : -).sig" "dir:$work/signature"
+python3 - "$work/signature" "$released" <<'END'
+import base64, json, pathlib, sys
+folder, released = pathlib.Path(sys.argv[1]), sys.argv[2]
+layer = json.loads((folder / "manifest.json").read_text())["layers"][0]
+statement = (folder / layer["digest"].removeprefix("sha256:")).read_bytes()
+assert json.loads(statement)["critical"]["image"]["docker-manifest-digest"] == released, statement
+(folder / "statement").write_bytes(statement)
+(folder / "der").write_bytes(base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"]))
+END
+openssl dgst -sha256 -verify "$work/key.pub" -signature "$work/signature/der" "$work/signature/statement"
+
+step 'a released version is not replaced'
+skopeo copy --quiet --dest-tls-verify=false oci-archive:build/images/virt-api.tar "docker://$CLUSTER_REGISTRY/ferrovirt/virt-controller:9.9.9-test"
+! "$IMAGES" release --registry "$CLUSTER_REGISTRY/ferrovirt" --version 9.9.9-test --files "$work/again" --helm "$(command -v helm)" --insecure \
+    >"$work/refusal" 2>&1 || fail 'an image of another release is replaced'
+grep -q 'virt-controller:9.9.9-test exists with another content' "$work/refusal" || fail "the refusal is: $(cat "$work/refusal")"
+
 # Release 0.1.0 had no migrations.
 sed -n '/^## Rights/,$p' "$files/RELEASE_NOTES.md" >"$work/rights"
 grep -q 'virtualmachineinstancemigrations' "$work/rights" || fail "the rights do not differ as expected from those of $former: $(cat "$work/rights")"

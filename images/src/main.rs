@@ -79,6 +79,12 @@ enum Command {
         /// Allow a registry that uses plain HTTP
         #[arg(long)]
         insecure: bool,
+        /// Replace images and a chart of this version that exist with another content
+        #[arg(long)]
+        overwrite: bool,
+        /// Private key that signs images and SHA256SUMS: ECDSA with curve P-256, PEM of PKCS#8
+        #[arg(long, value_name = "FILE")]
+        sign_key: Option<PathBuf>,
     },
 }
 
@@ -139,8 +145,18 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                 bail!("no archives in {}: run images build first", out.display());
             }
         }
-        Command::Release { registry, version, files, helm, former, insecure } => {
-            let options = release::Options { registry, version, images: out, out: files, helm, former, insecure };
+        Command::Release { registry, version, files, helm, former, insecure, overwrite, sign_key } => {
+            let options = release::Options {
+                registry,
+                version,
+                images: out,
+                out: files,
+                helm,
+                former,
+                insecure,
+                overwrite,
+                sign_key,
+            };
             for line in release::release(&options)? {
                 println!("{line}");
             }

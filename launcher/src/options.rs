@@ -30,6 +30,12 @@ pub enum Task {
         /// Socket that identifies this pod to virt-handler.
         #[arg(long)]
         socket: PathBuf,
+        /// UID of the VirtualMachineInstance.
+        #[arg(long)]
+        vmi_uid: String,
+        /// Names of the volumes.
+        #[arg(long = "volume")]
+        volumes: Vec<String>,
     },
     /// One probing run in its own process; started by `node-capabilities`.
     #[command(hide = true)]

@@ -293,7 +293,7 @@ impl Launcher for Service {
 
     async fn guest_ping(&self, request: Request<GuestPingRequest>) -> Result<Response<Done>, Status> {
         let guest_agent = self.engine.guest_agent();
-        if guest_agent.probes_paused() {
+        if guest_agent.probes_paused() || guest_agent.may_be_frozen() {
             return Ok(Response::new(Done {}));
         }
         let pinged = guest_agent.ping(seconds(request.into_inner().timeout_seconds)).await;
@@ -313,8 +313,12 @@ impl Launcher for Service {
 
     async fn guest_exec(&self, request: Request<GuestExecRequest>) -> Result<Response<GuestExecReply>, Status> {
         let GuestExecRequest { path, arguments, timeout_seconds } = request.into_inner();
-        let Executed { exit_code, output } =
-            self.engine.guest_agent().exec(&path, &arguments, seconds(timeout_seconds)).await?;
+        let guest_agent = self.engine.guest_agent();
+        // Only probes run programs, and a frozen guest runs none.
+        if guest_agent.may_be_frozen() {
+            return Ok(Response::new(GuestExecReply::default()));
+        }
+        let Executed { exit_code, output } = guest_agent.exec(&path, &arguments, seconds(timeout_seconds)).await?;
         Ok(Response::new(GuestExecReply { exit_code, output }))
     }
 

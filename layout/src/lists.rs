@@ -248,17 +248,20 @@ fn last_two(expression: &Expr) -> String {
     parts[parts.len().saturating_sub(2)..].join("::")
 }
 
-/// Returns the names of the tests in a folder and below it.
+/// Returns the names of the tests in the files of a folder and below it, with their modules (`nics::plugged`).
 ///
 /// # Errors
 /// When a file cannot be read or parsed.
 pub fn tests(folder: &Path) -> Result<BTreeSet<String>, Error> {
     let mut names = BTreeSet::new();
     for path in files(folder)? {
+        let module = path.strip_prefix(folder).unwrap_or(&path).with_extension("");
+        let module = module.to_string_lossy().replace('/', "::");
+        let module = module.strip_suffix("::mod").unwrap_or(&module);
         let items = parse(&path)?.items;
         names.extend(items.into_iter().filter_map(|item| match item {
             Item::Fn(function) if function.attrs.iter().any(|attribute| attribute.path().is_ident("test")) => {
-                Some(function.sig.ident.to_string())
+                Some(format!("{module}::{}", function.sig.ident))
             }
             _ => None,
         }));

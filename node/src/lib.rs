@@ -43,7 +43,7 @@ use tokio::{net::TcpListener, sync::watch};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    devices::plugin,
+    devices::{plugin, post_copy},
     metrics::{Metrics, domains::DomainMetrics},
     migration::Channels,
     node_object::{heartbeat, readiness},
@@ -219,7 +219,9 @@ impl Process {
             sys_dir: SYS.into(),
             max_devices: options.max_devices,
         };
-        self.spawn("device-plugins", plugin::run(plugins, config.clone(), registrations, stop.clone()));
+        let (permit, post_copy) = watch::channel(false);
+        self.spawner.spawn("post-copy", post_copy::follow(client.clone(), config.clone(), permit));
+        self.spawn("device-plugins", plugin::run(plugins, config.clone(), post_copy, registrations, stop.clone()));
         let node = options.node_name.clone();
         let ready =
             readiness::follow(client.clone(), node.clone(), offers.clone(), self.readiness.clone(), stop.clone());
@@ -285,7 +287,10 @@ impl Process {
         let endpoint = listener.local_addr().map_err(|source| Error::Listen { address, source })?;
         let (metrics, stop) = (self.metrics.migration.clone(), self.stop.clone());
         let channels = Channels::new(endpoint, identity, &self.roots, metrics, stop.clone())?;
-        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop));
+        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop.clone()));
+        let pod = self.options.listen;
+        let now = move || migration::address(pod);
+        self.spawn("migration-address", migration::follow_address(channels.clone(), now, stop));
         Ok(channels)
     }
 

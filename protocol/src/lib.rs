@@ -4,6 +4,7 @@
 
 pub mod channels;
 pub mod features;
+pub mod holder;
 
 tonic::include_proto!("ferrovirt.launcher.v1");
 

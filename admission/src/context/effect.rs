@@ -23,8 +23,8 @@ pub struct Effect {
     pub patch: Patch,
     /// True if nothing may be stored, because the request itself is a dry run.
     pub dry_run: bool,
-    /// Failure of the request if the write fails; its message continues with the error.
-    pub on_failure: Failure,
+    /// Failure of the request if the write fails; its message continues with the error. `None`: the request passes with a warning.
+    pub on_failure: Option<Failure>,
 }
 
 impl Effect {
@@ -33,9 +33,10 @@ impl Effect {
         collection_path(self.group, self.version, self.plural, Some(&self.namespace), Some(&self.name))
     }
 
-    /// Returns the failure of the request after `error`.
-    pub(crate) fn failure(&self, error: &str) -> Failure {
-        Failure::new(self.on_failure.code, format!("{}: {error}", self.on_failure.message))
+    /// Returns the failure of the request after `error`, if the request depends on the write.
+    pub(crate) fn failure(&self, error: &str) -> Option<Failure> {
+        let Failure { code, message } = self.on_failure.as_ref()?;
+        Some(Failure::new(*code, format!("{message}: {error}")))
     }
 }
 

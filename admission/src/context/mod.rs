@@ -82,6 +82,11 @@ impl<'a> Context<'a> {
         self.trusted.is(&self.request.user_info, component::CONTROLLER_SERVICE_ACCOUNT)
     }
 
+    /// Returns the namespace of the object.
+    pub(crate) fn namespace(&self) -> &'a str {
+        self.request.namespace.as_deref().unwrap_or_default()
+    }
+
     /// Decodes the object.
     pub(crate) fn object<T: DeserializeOwned>(&self) -> Result<T, Interrupt> {
         Ok(decode::object(&self.request.object)?)

@@ -56,6 +56,9 @@ pub struct AdmissionRequest {
     /// True if nothing is stored.
     #[serde(default)]
     pub dry_run: Option<bool>,
+    /// Options of the operation, such as the grace period of a deletion.
+    #[serde(default)]
+    pub options: Value,
 }
 
 #[derive(Deserialize)]

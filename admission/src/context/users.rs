@@ -15,6 +15,11 @@ impl TrustedUsers {
         Self { prefix: format!("system:serviceaccount:{namespace}:") }
     }
 
+    /// Returns the namespace of the installation.
+    pub(crate) fn namespace(&self) -> &str {
+        self.prefix.split(':').nth(2).unwrap_or_default()
+    }
+
     fn account<'a>(&self, user: &'a UserInfo) -> Option<&'a str> {
         user.username.as_deref()?.strip_prefix(&self.prefix)
     }

@@ -3,6 +3,7 @@
 use api::{
     FeatureGate, VirtualMachineInstance, VirtualMachineInstanceMigration,
     constants::{self, component, condition, finalizer, label, reason},
+    names::label_value,
 };
 
 use crate::{
@@ -16,7 +17,7 @@ const PLURAL: &str = "virtualmachineinstancemigrations";
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     context.patched::<VirtualMachineInstanceMigration>(|migration| {
         let vmi = migration.spec.vmi_name.clone().unwrap_or_default();
-        migration.metadata.labels.get_or_insert_default().insert(label::VMI_NAME.to_owned(), vmi);
+        migration.metadata.labels.get_or_insert_default().insert(label::VMI_NAME.to_owned(), label_value(&vmi));
         let finalizers = migration.metadata.finalizers.get_or_insert_default();
         if !finalizers.iter().any(|name| name == finalizer::MIGRATION) {
             finalizers.push(finalizer::MIGRATION.to_owned());
@@ -76,8 +77,9 @@ fn check_vmi_can_migrate(
     let query = |plural, name: &str| ObjectQuery::get(constants::GROUP, constants::VERSION, plural, namespace, name);
     let vmi = query("virtualmachineinstances", name);
     // No object has a label with an invalid value.
-    let labelled = names::label_value_errors(name).is_empty().then(|| {
-        let labels = format!("{}={name}", label::VMI_NAME);
+    let value = label_value(name);
+    let labelled = names::label_value_errors(&value).is_empty().then(|| {
+        let labels = format!("{}={value}", label::VMI_NAME);
         ObjectQuery::list(constants::GROUP, constants::VERSION, PLURAL, namespace, &labels)
     });
     context.lookups.require([&vmi].into_iter().chain(&labelled))?;

@@ -56,6 +56,13 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
         vm.metadata.namespace.clone_from(&context.request.namespace);
     }
     let old = old(context)?;
+    if old.is_none() {
+        let installation = context.trusted.namespace();
+        let errors = rules::metadata::validate_namespace(&vm.metadata, context.namespace(), installation);
+        if !errors.is_empty() {
+            return Ok(context.decide(errors, vec![]));
+        }
+    }
     let chosen = instancetype::chosen(context, &vm)?;
     let mut errors = field_errors(&vm, old.as_ref(), &chosen, context.config, context.is_component())
         .map_err(|error| Interrupt::failed(400, error.to_string()))?;

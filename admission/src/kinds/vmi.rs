@@ -48,7 +48,10 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
 /// Serves `/virtualmachineinstances-validate-create`.
 pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let vmi: VirtualMachineInstance = context.object()?;
-    Ok(context.decide(create_errors(&vmi, context.config, context.is_component()), vec![]))
+    let installation = context.trusted.namespace();
+    let mut errors = rules::metadata::validate_namespace(&vmi.metadata, context.namespace(), installation);
+    errors.extend(create_errors(&vmi, context.config, context.is_component()));
+    Ok(context.decide(errors, vec![]))
 }
 
 /// Serves `/virtualmachineinstances-validate-update`.
@@ -59,6 +62,18 @@ pub(crate) fn validate_update(context: &Context<'_>) -> Result<Decision, Interru
     Ok(context.decide(errors, vec![]))
 }
 
+/// Sets the defaults of a new VMI's spec. Fails if the cluster's default network is not allowed.
+pub fn default_spec(
+    spec: &mut api::VirtualMachineInstanceSpec,
+    config: &ClusterConfig,
+    generated: &Generated,
+) -> Result<(), DefaultNetworkError> {
+    defaults::spec(spec, config)?;
+    defaults::vmi::set(spec, config, generated);
+    rules::live_update::set_maximums(spec, config);
+    Ok(())
+}
+
 /// Sets the defaults of a new VMI. Removes a status that a user sent.
 pub(crate) fn set_defaults(
     vmi: &mut VirtualMachineInstance,
@@ -66,9 +81,7 @@ pub(crate) fn set_defaults(
     is_component: bool,
     generated: &Generated,
 ) -> Result<(), DefaultNetworkError> {
-    defaults::spec(&mut vmi.spec, config)?;
-    defaults::vmi::set(&mut vmi.spec, config, generated);
-    rules::live_update::set_maximums(&mut vmi.spec, config);
+    default_spec(&mut vmi.spec, config, generated)?;
 
     let metadata = &mut vmi.metadata;
     defaults::observed_version(metadata);

@@ -3,7 +3,7 @@
 use api::{
     FeatureGate,
     config::ClusterConfig,
-    constants::{annotation, label},
+    constants::{HELM_TEST_VMI, annotation, label},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -44,6 +44,24 @@ pub(crate) fn validate(root: &str, metadata: &ObjectMeta, config: &ClusterConfig
             errors.invalid(field, message);
         }
     }
+    errors
+}
+
+/// Returns the error of a new VM or VMI in a namespace where virt-controller creates no pods: those of the control plane, and
+/// that of the installation, except for the VMI of `helm test`. The admission policy for pods has the same rule.
+pub(crate) fn validate_namespace(metadata: &ObjectMeta, namespace: &str, installation: &str) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let of_whom = if namespace == installation && metadata.name.as_deref() != Some(HELM_TEST_VMI) {
+        "the installation of KubeVirt"
+    } else if namespace != installation && namespace.starts_with("kube-") {
+        "the control plane"
+    } else {
+        return errors;
+    };
+    errors.forbidden(
+        "metadata.namespace",
+        format!("namespace {namespace} is that of {of_whom}: no pods of VMIs are created in it"),
+    );
     errors
 }
 
@@ -92,6 +110,22 @@ mod tests {
             ["creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited"]
         );
         assert!(check(json!({"labels": {"app": "web"}}), false).is_empty());
+    }
+
+    #[test]
+    fn namespaces_of_components_have_no_vmis() {
+        for (namespace, name, refused) in [
+            ("default", "a", 0),
+            ("kube", "a", 0),
+            ("kube-system", "a", 1),
+            ("kube-system", "ferrovirt-test", 1),
+            ("kubevirt", "a", 1),
+            ("kubevirt", "ferrovirt-test", 0),
+        ] {
+            let metadata = serde_json::from_value(json!({"name": name})).unwrap();
+            let errors = validate_namespace(&metadata, namespace, "kubevirt");
+            assert_eq!(errors.as_slice().len(), refused, "{namespace}/{name}");
+        }
     }
 
     #[test]

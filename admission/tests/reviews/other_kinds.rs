@@ -122,6 +122,16 @@ fn new_migration_is_labelled_with_its_vmi() {
 }
 
 #[test]
+fn label_of_a_migration_fits_for_every_name_of_a_vmi() {
+    for length in [1, 63, 64, 169, 253] {
+        let object = json!({"metadata": {"name": "m"}, "spec": {"vmiName": "a".repeat(length)}});
+        let call = Call::new("/migration-mutate-create", "virtualmachineinstancemigrations", "CREATE", object);
+        let label = call.patched()["metadata"]["labels"]["kubevirt.io/vmi-name"].as_str().unwrap().to_owned();
+        assert_eq!(label.len(), length.min(63), "{label}");
+    }
+}
+
+#[test]
 fn migrations_within_the_cluster_are_accepted() {
     let mut running = vmi();
     running["status"] = json!({"phase": "Running", "conditions": [{"type": "LiveMigratable", "status": "True"}]});

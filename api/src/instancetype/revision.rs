@@ -25,7 +25,7 @@ use super::{
     preference::VirtualMachinePreferenceSpec,
     spec::VirtualMachineInstancetypeSpec,
 };
-use crate::quantity;
+use crate::{names, quantity};
 
 /// Label: generation of the copied object.
 pub const OBJECT_GENERATION: &str = "instancetype.kubevirt.io/object-generation";
@@ -63,7 +63,8 @@ pub enum ContentError {
 /// Returns the name of the copy of an object for a VM.
 pub fn name(vm: &str, object: &ObjectMeta) -> String {
     let of = |field: &Option<String>| field.clone().unwrap_or_default();
-    format!("{vm}-{}-{VERSION}-{}-{}", of(&object.name), of(&object.uid), object.generation.unwrap_or(0)).to_lowercase()
+    let end = format!("-{VERSION}-{}-{}", of(&object.uid), object.generation.unwrap_or(0));
+    names::object_name(&format!("{vm}-{}", of(&object.name)), &end).to_lowercase()
 }
 
 /// Returns the labels of the copy of an object.
@@ -72,7 +73,7 @@ pub fn labels(kind: MatchedKind, object: &ObjectMeta) -> BTreeMap<String, String
     BTreeMap::from([
         (OBJECT_GENERATION.to_owned(), object.generation.unwrap_or(0).to_string()),
         (OBJECT_KIND.to_owned(), kind.kind().to_owned()),
-        (OBJECT_NAME.to_owned(), of(&object.name)),
+        (OBJECT_NAME.to_owned(), names::label_value(&of(&object.name))),
         (OBJECT_UID.to_owned(), of(&object.uid)),
         (OBJECT_VERSION.to_owned(), VERSION.to_owned()),
     ])
@@ -180,6 +181,9 @@ mod tests {
             ..ObjectMeta::default()
         };
         assert_eq!(name("web", &object), "web-u1.small-v1beta1-0-1-3");
+        let (long, short) = (name(&"a".repeat(253), &object), name(&"a".repeat(169), &object));
+        assert!(long.len() == 253 && long.ends_with("-v1beta1-0-1-3"), "{long}");
+        assert_eq!(short, format!("{}-u1.small-v1beta1-0-1-3", "a".repeat(169)));
         let labels = labels(MatchedKind::ClusterInstancetype, &object);
         assert_eq!(labels[OBJECT_KIND], "VirtualMachineClusterInstancetype");
         assert_eq!((labels[OBJECT_GENERATION].as_str(), labels[OBJECT_VERSION].as_str()), ("3", "v1beta1"));

@@ -13,6 +13,8 @@ use crate::{Condition, VmiPhase, constants::condition::LIVE_MIGRATABLE};
 
 /// Maximum length of a DNS label.
 const HOST_NAME_LIMIT: usize = 63;
+/// Grace period in seconds of a guest whose specification names none.
+const DEFAULT_GRACE: i64 = 30;
 
 impl Cpu {
     /// Returns the number of vCPUs at start: sockets × cores × threads, each counted as 1 if unset or 0.
@@ -82,6 +84,11 @@ impl VirtualMachineInstance {
     /// Returns true if the VMI is being deleted.
     pub fn is_deleting(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Returns the seconds that the guest has to shut down.
+    pub fn grace_seconds(&self) -> i64 {
+        self.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE).max(0)
     }
 
     /// Returns the condition of a type, if present.

@@ -4,28 +4,11 @@
 //! would open that network to them. Only addresses of pods are used, as kubelet reports them, and none that cannot be a
 //! pod's.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
+pub(crate) use api::address::is_dialable;
 use api::{owner, vmi::spec::VirtualMachineInstance};
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
-
-/// Returns true if an address can be a pod's. Loopback and link-local addresses would serve an attacker.
-pub(crate) fn is_dialable(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => is_dialable_v4(ip),
-        IpAddr::V6(ip) => match ip.to_ipv4() {
-            // Mapped and compatible forms; the latter covers `::` and `::1`.
-            Some(ip) => ip.octets()[0] != 0 && is_dialable_v4(ip),
-            None => !(ip.is_unicast_link_local() || ip.is_multicast()),
-        },
-    }
-}
-
-fn is_dialable_v4(ip: Ipv4Addr) -> bool {
-    let [first, ..] = ip.octets();
-    // 0.0.0.0/8 is "this host", 240.0.0.0/4 is reserved and holds the broadcast address.
-    !(first == 0 || first >= 240 || ip.is_loopback() || ip.is_link_local() || ip.is_multicast())
-}
 
 /// Returns the address in the status of a pod that has a network of its own.
 pub(crate) fn of_pod(pod: &Pod) -> Option<IpAddr> {

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use api::{VirtualMachineInstance, constants::condition, enums::VmiPhase};
+use api::{
+    VirtualMachineInstance,
+    constants::{HELM_TEST_VMI as NAME, condition},
+    enums::VmiPhase,
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, PostParams, Preconditions},
@@ -12,8 +16,6 @@ use tokio::time::{Instant, sleep};
 
 use super::{HookError, call};
 
-/// Name of the VMI. The role of the hook names it.
-const NAME: &str = "ferrovirt-test";
 /// Label of the VMI of `helm test`. The hook deletes no VMI without it.
 const LABEL: &str = "ferrovirt.io/helm-test";
 /// Time between two reads.

@@ -156,7 +156,6 @@ fn result(selection: &Selection, status: StatusCode, body: &[u8]) -> LookupResul
 
 #[cfg(test)]
 mod tests {
-    use admission::Failure;
     use serde_json::json;
 
     use super::*;
@@ -209,7 +208,7 @@ mod tests {
             name: "a".to_owned(),
             patch: json_patch::Patch::default(),
             dry_run: true,
-            on_failure: Failure { code: 429, message: String::new() },
+            on_failure: None,
         };
         let patch = parts(patch_request(&effect.collection().unwrap(), &effect).unwrap());
         assert_eq!(patch, ("PATCH".into(), "/api/v1/namespaces/ns/pods/a?&dryRun=All".into()));

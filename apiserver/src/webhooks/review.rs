@@ -106,11 +106,11 @@ impl Webhooks {
     async fn apply(
         &self,
         review: &Review,
-        evaluation: Evaluation,
+        Evaluation { review: mut response, effects }: Evaluation,
         limits: &ReviewLimits,
         started: Instant,
     ) -> AdmissionReview {
-        for effect in &evaluation.effects {
+        for effect in &effects {
             let rest = READ_DEADLINE.saturating_sub(started.elapsed());
             let Ok(Ok(_reader)) = timeout(rest, limits.readers.acquire()).await else {
                 return review.failed("too many admission reviews wait for the API server, try again");
@@ -118,13 +118,13 @@ impl Webhooks {
             let rest = READ_DEADLINE.saturating_sub(started.elapsed());
             match timeout(rest, lookups::apply(&self.client, effect, &limits.answers)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return review.effect_failed(effect, &error.to_string()),
+                Ok(Err(error)) => response = review.effect_failed(effect, &error.to_string(), response),
                 Err(_) => {
                     return review.failed(format!("the API server did not answer in time: {effect}"));
                 }
             }
         }
-        evaluation.review
+        response
     }
 }
 

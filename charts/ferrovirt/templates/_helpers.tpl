@@ -174,7 +174,6 @@ prometheus-kubevirt-rules
 {{/* A webhook's connection to virt-api. virt-controller sets caBundle and path. */}}
 {{- define "ferrovirt.webhookClient" -}}
 admissionReviewVersions: [v1]
-failurePolicy: Fail
 timeoutSeconds: 5
 clientConfig:
   service:
@@ -212,7 +211,7 @@ has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerRefer
 
 {{/* CEL: the KubeVirt object, as parameter of a policy, is deleted together with the workloads */}}
 {{- define "ferrovirt.removesWorkloads" -}}
-has(params.metadata.deletionTimestamp) && has(params.spec.uninstallStrategy) && params.spec.uninstallStrategy == "RemoveWorkloads"
+has(params.metadata.deletionTimestamp) && has(params.spec) && has(params.spec.uninstallStrategy) && params.spec.uninstallStrategy == "RemoveWorkloads"
 {{- end -}}
 
 {{/* CEL: key k is one of these, or begins as one of these: ferrovirt.keyIsOneOf (list $keys $prefixes) */}}

@@ -11,7 +11,12 @@ mod redact;
 mod select;
 
 use std::{
-    collections::BTreeSet, fs::OpenOptions, io::Write, os::unix::fs::OpenOptionsExt, path::PathBuf, time::Duration,
+    collections::BTreeSet,
+    fs::{File, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
@@ -65,9 +70,7 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<()
     let title = format!("ferrovirt-support-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{title}.tar.gz")));
     let failed = format!("cannot create {}", path.display());
-    // Logs may contain what only the administrator may read.
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
-    let file = std::io::BufWriter::new(file.map_err(Error::io(failed))?);
+    let file = std::io::BufWriter::new(create(&path).map_err(Error::io(failed))?);
     let seconds = u64::try_from(now.as_second()).unwrap_or_default();
     let mut bundle = Bundle { connection, options, archive: Archive::new(file, &title, seconds) };
     bundle.versions(now).await?;
@@ -83,6 +86,15 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<()
         say!("{errors} could not be read completely, see errors.txt in the archive")?;
     }
     say!("Secrets that are known as such were left out. Read the files before you publish them.")
+}
+
+/// Creates the file, or replaces one. A link is never followed: in a directory of several users it can be another user's.
+fn create(path: &Path) -> std::io::Result<File> {
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file()) {
+        std::fs::remove_file(path)?;
+    }
+    // Logs may contain what only the administrator may read.
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Objects of the installation's namespace.
@@ -355,6 +367,23 @@ mod tests {
         assert_eq!(options.vms, ["a", "vmi/b"]);
         assert_eq!((options.output, namespace.as_deref()), (Some("x.tar.gz".into()), Some("tenant")));
         assert_eq!(options.log_lines, 7);
+    }
+
+    #[test]
+    fn archive_replaces_a_file_and_follows_no_link() {
+        use std::os::unix::fs::MetadataExt;
+
+        let directory = std::env::temp_dir().join(format!("support-bundle-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let (target, link, path) = (directory.join("target"), directory.join("link"), directory.join("bundle"));
+        std::fs::write(&target, "mine").unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        std::fs::hard_link(&target, &path).unwrap();
+        assert!(create(&link).is_err());
+        create(&path).unwrap().write_all(b"new").unwrap();
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "mine");
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

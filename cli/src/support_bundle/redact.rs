@@ -8,7 +8,8 @@ use serde_json::Value;
 const REDACTED: &str = "<redacted>";
 
 /// Fields of which every text below is a secret, or names one: data for guests usually contains passwords and keys.
-const WHOLE: [&str; 5] = ["accesscredentials", "userdata", "userdatabase64", "networkdata", "networkdatabase64"];
+const WHOLE: [&str; 6] =
+    ["accesscredentials", "userdata", "userdatabase64", "networkdata", "networkdatabase64", "ignitiondata"];
 /// Lists of names with values that are secrets.
 const NAMED_VALUES: [&str; 2] = ["env", "httpheaders"];
 /// Annotation with a second copy of the object.
@@ -16,7 +17,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Names with such an end whose values are names of Secrets.
 const REFERENCES: [&str; 2] = ["secret", "imagepullsecret"];
 /// Ends of names whose values are secrets, in lower case without `-` and `_`.
-const SECRET_NAMES: [&str; 16] = [
+const SECRET_NAMES: [&str; 17] = [
     "password",
     "passwd",
     "passphrase",
@@ -33,7 +34,12 @@ const SECRET_NAMES: [&str; 16] = [
     "userdatabase64",
     "networkdata",
     "networkdatabase64",
+    "ignitiondata",
 ];
+/// Path of webhooks; the secret segment follows.
+const WEBHOOK_PATH: &str = "/admission/";
+/// Shortest text that is a segment.
+const MIN_SEGMENT: usize = 16;
 
 /// Removes secrets from an object, and the metadata that no report needs. Objects of kind Secret keep nothing but their names.
 pub(super) fn object(value: &mut Value) {
@@ -128,8 +134,27 @@ fn is_secret_name(plain: &str) -> bool {
     SECRET_NAMES.iter().any(|end| plain.ends_with(end)) && !REFERENCES.contains(&plain)
 }
 
-/// Removes secrets from a text: private keys, tokens, passwords in URLs, and values after names such as `password`.
+/// Removes the secret segments from paths of webhooks, which kube-apiserver repeats in errors.
+fn without_segments(text: &str) -> String {
+    let mut parts = text.split(WEBHOOK_PATH);
+    let mut result = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        result.push_str(WEBHOOK_PATH);
+        let end = part.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(part.len());
+        if end >= MIN_SEGMENT {
+            result.push_str(REDACTED);
+            result.push_str(&part[end..]);
+        } else {
+            result.push_str(part);
+        }
+    }
+    result
+}
+
+/// Removes secrets from a text: private keys, tokens, passwords in URLs, segments of webhooks, and values after names such as
+/// `password`.
 pub(super) fn text(text: &str) -> String {
+    let text = without_segments(text);
     let mut result = String::with_capacity(text.len());
     let mut in_key = false;
     for line in text.split_inclusive('\n') {
@@ -325,6 +350,10 @@ mod tests {
                     "caBundle": "<4 characters>", "service": {"name": "virt-api", "path": REDACTED}}}]}),
             ),
             (
+                json!({"metadata": {"annotations": {"kubevirt.io/ignitiondata": "{\"ignition\": {}}"}}}),
+                json!({"metadata": {"annotations": {"kubevirt.io/ignitiondata": REDACTED}}}),
+            ),
+            (
                 json!({"domain": {"firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}, "cpu": {"cores": 2}}}),
                 json!({"domain": {"firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}, "cpu": {"cores": 2}}}),
             ),
@@ -363,7 +392,15 @@ mod tests {
             ),
             ("key: -----BEGIN PRIVATE KEY-----MIIE-----END PRIVATE KEY-----\nb".into(), "key: <redacted>\nb"),
             ("-----BEGIN PRIVATE KEY-----\nthe log ends".into(), "<redacted>\n"),
+            ("kubevirt.io/ignitiondata: eA==".into(), "kubevirt.io/ignitiondata: <redacted>"),
+            (
+                "Post \"https://virt-api.kubevirt.svc:443/admission/0123456789abcdef0123/vmis-mutate?timeout=5s\": EOF"
+                    .into(),
+                "Post \"https://virt-api.kubevirt.svc:443/admission/<redacted>/vmis-mutate?timeout=5s\": EOF",
+            ),
+            ("path=/admission/0123456789abcdef0123".into(), "path=/admission/<redacted>"),
             // Not secrets.
+            ("GET /admission/abc/x".into(), "GET /admission/abc/x"),
             ("-----BEGIN CERTIFICATE-----\nMIIE\n".into(), "-----BEGIN CERTIFICATE-----\nMIIE\n"),
             ("no basic support for it".into(), "no basic support for it"),
             ("login: root, 2 users".into(), "login: root, 2 users"),

@@ -14,7 +14,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use super::CertificateError;
 
 /// Tolerated difference of other hosts' clocks.
-const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
+pub(super) const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 
 /// Facts read from a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,10 +23,23 @@ pub(crate) struct CertificateFacts {
     pub(crate) pem: String,
     /// Hash of the certificate.
     pub(crate) fingerprint: String,
+    pub(crate) not_before: Timestamp,
     pub(crate) not_after: Timestamp,
     pub(crate) is_authority: bool,
     pub(crate) dns_names: Vec<String>,
     pub(crate) common_name: Option<String>,
+}
+
+impl CertificateFacts {
+    /// Returns true if the certificate has begun. One of a process whose clock is ahead has not, and no other host accepts it.
+    pub(crate) fn has_begun(&self, now: Timestamp) -> bool {
+        self.not_before <= now.saturating_add(CLOCK_SKEW).unwrap_or(Timestamp::MAX)
+    }
+
+    /// Returns true if the certificate has begun and has not ended.
+    pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
+        self.has_begun(now) && self.not_after > now
+    }
 }
 
 /// Returns facts about the first certificate of a PEM text.
@@ -56,6 +69,7 @@ pub(crate) fn facts_of(der: &CertificateDer<'_>) -> Option<CertificateFacts> {
             let _ = write!(text, "{byte:02x}");
             text
         }),
+        not_before: Timestamp::from_second(parsed.validity().not_before.timestamp()).ok()?,
         not_after: Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()?,
         is_authority: parsed.is_ca(),
         dns_names,

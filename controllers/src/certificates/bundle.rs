@@ -23,17 +23,19 @@ pub(super) fn text(map: Option<&ConfigMap>) -> Option<&str> {
     map?.data.as_ref()?.get(tls::CA_BUNDLE_KEY).map(String::as_str)
 }
 
-/// Returns the bundle to be published: these authorities, then published ones that have not ended.
+/// Returns the bundle to be published: these authorities, then published ones. Those that are not valid stay while `all`: a clock that
+/// is ahead makes them look so, and certificates that they signed may be valid.
 pub(super) fn wanted(
     published: Option<&str>,
     authorities: [Option<&CertificateFacts>; 2],
     now: Timestamp,
+    all: bool,
     limit: usize,
 ) -> String {
     let mut wanted: Vec<String> = authorities.into_iter().flatten().map(|facts| facts.pem.clone()).collect();
     for der in CertificateDer::pem_slice_iter(published.unwrap_or_default().as_bytes()).flatten() {
         let Some(facts) = facts_of(&der) else { continue };
-        if facts.is_authority && facts.not_after > now && !wanted.contains(&facts.pem) && wanted.len() < limit {
+        if facts.is_authority && (all || facts.is_valid(now)) && !wanted.contains(&facts.pem) && wanted.len() < limit {
             wanted.push(facts.pem);
         }
     }

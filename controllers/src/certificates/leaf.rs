@@ -71,7 +71,8 @@ pub(super) fn renew_at(
     let secret = secret?;
     let facts = facts(secret, tls::CERT_KEY)?;
     let signed_by = secret.metadata.annotations.as_ref()?.get(ISSUER)?;
-    let right = *signed_by == authority.fingerprint
+    let right = facts.has_begun(observed.now)
+        && *signed_by == authority.fingerprint
         && has_key(secret, tls::CERT_KEY, tls::KEY_KEY)
         && facts.common_name.as_deref() == Some(role.common_name(observed.namespace).as_str())
         && facts.dns_names == role.dns_names(observed.namespace);

@@ -7,6 +7,10 @@
 //! ```
 //! The bundle holds every authority that may have signed something still valid: new ones are in it before they sign,
 //! old ones until they end. All times are by the wall clock, so that a process that starts late catches up.
+//!
+//! The clock of a leader can be ahead. What it makes is not valid yet for others, and is replaced by the first leader whose clock is
+//! right. An authority that seems to have ended is replaced beside the old one, too, and the old one stays in the bundle for as long
+//! as something that it signed can be valid.
 
 mod authority;
 mod bundle;
@@ -28,7 +32,7 @@ use k8s_openapi::{
 
 pub(crate) use self::controller::{Certificates, Requests};
 use self::{
-    authority::{Authority, CertificateFacts},
+    authority::{Authority, CLOCK_SKEW, CertificateFacts},
     bundle::inject,
     leaf::Role,
 };
@@ -153,7 +157,7 @@ pub(crate) struct Observed<'a> {
 /// A change of certificates. Each is made only after the former ones have taken effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Create the first authority, or replace an unusable one.
+    /// Create the first authority, or replace one without a key.
     MakeAuthority,
     /// Create the next authority beside the current one.
     StageAuthority,
@@ -177,14 +181,17 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
     };
     let current = observed.authority.and_then(|secret| facts(secret, tls::CERT_KEY));
     let usable = observed.authority.is_some_and(|secret| authority::has_key(secret, tls::CERT_KEY, tls::KEY_KEY));
-    let Some(current) = current.filter(|facts| usable && facts.not_after > now) else {
+    let Some(current) = current.filter(|_| usable) else {
         return (vec![Step::MakeAuthority], wait);
     };
-    let next = observed.authority.and_then(|secret| facts(secret, NEXT_CERT_KEY)).filter(|facts| facts.not_after > now);
+    let next = observed.authority.and_then(|secret| facts(secret, NEXT_CERT_KEY)).filter(|facts| facts.is_valid(now));
     let mut steps = Vec::new();
 
     let published = bundle::text(observed.bundle);
-    let wanted = bundle::wanted(published, [Some(&current), next.as_ref()], now, BUNDLE_LIMIT);
+    // The former one signs nothing from the promotion on.
+    let kept = observed.lives.leaf.saturating_add(SETTLE).saturating_add(CLOCK_SKEW * 2);
+    let is_new = now < current.not_before.saturating_add(kept).unwrap_or(now) || next.is_some();
+    let wanted = bundle::wanted(published, [Some(&current), next.as_ref()], now, is_new, BUNDLE_LIMIT);
     if published != Some(wanted.as_str()) {
         steps.push(Step::Publish(wanted));
         // An authority signs only after it is known to be in the bundle.
@@ -193,7 +200,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
     match &next {
         None => {
             let renew_at = current.not_after.checked_sub(observed.lives.authority_before).unwrap_or(now);
-            if now >= renew_at {
+            if now >= renew_at || !current.has_begun(now) {
                 steps.push(Step::StageAuthority);
             } else {
                 until(renew_at);
@@ -205,7 +212,10 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
                 .and_then(|secret| secret.metadata.annotations.as_ref()?.get(NEXT_SINCE)?.parse::<Timestamp>().ok());
             match since.map(|since| since.checked_add(SETTLE).unwrap_or(since)) {
                 None => steps.push(Step::MarkPublished),
-                Some(settled) if now >= settled => steps.push(Step::PromoteAuthority),
+                // Nothing that the current one signs is accepted.
+                Some(settled) if now >= settled || !current.is_valid(now) => steps.push(Step::PromoteAuthority),
+                // Recorded by a clock that was ahead.
+                Some(settled) if settled.duration_since(now) > SETTLE + CLOCK_SKEW => steps.push(Step::MarkPublished),
                 Some(settled) => until(settled),
             }
         }

@@ -164,9 +164,83 @@ fn process_that_starts_after_everything_has_ended_starts_over() {
     let mut store = Store::new();
     store.settle();
     store.pass(24 * 30);
-    assert_eq!(store.steps(), [Step::MakeAuthority]);
+    assert_eq!(store.steps(), [Step::StageAuthority]);
+    store.settle();
+    assert!(store.steps().is_empty());
+    assert_eq!(store.bundle_size(), 2, "the clock may be wrong");
+    store.pass(25);
     store.settle();
     assert_eq!(store.bundle_size(), 1);
+}
+
+#[test]
+fn certificates_from_the_future_are_replaced_and_nothing_that_is_valid_is_forgotten() {
+    // Minutes by which the clock of a leader is ahead; it replaces the authority, and the next leader does.
+    for (ahead, replaces, repairs) in [
+        (0, false, false),
+        (4, false, false),
+        // 80 % of the life are over.
+        (6 * 24 * 60, true, true),
+        (8 * 24 * 60, true, true),
+        (10 * 365 * 24 * 60, true, true),
+    ] {
+        let mut store = Store::new();
+        store.settle();
+        let (right, first) = (store.now, store.issuer(tls::API_SERVER_SECRET));
+        let valid = bundle::text(store.bundle.as_ref()).unwrap().to_owned();
+        store.now = right.checked_add(SignedDuration::from_mins(ahead)).unwrap();
+        store.settle();
+        store.now = store.now.checked_add(SETTLE).unwrap();
+        store.settle();
+        let second = store.issuer(tls::API_SERVER_SECRET);
+        assert_eq!(second != first, replaces, "{ahead}");
+        // virt-handlers have certificates of the first authority, which are valid.
+        assert!(bundle::text(store.bundle.as_ref()).unwrap().contains(&valid), "{ahead}");
+        store.now = right.checked_add(SignedDuration::from_mins(5)).unwrap();
+        store.settle();
+        assert!(bundle::text(store.bundle.as_ref()).unwrap().contains(&valid), "{ahead}");
+        assert_eq!(store.issuer(tls::API_SERVER_SECRET) != second, repairs, "{ahead}");
+        for secret in store.leaves.values().chain(&store.authority) {
+            assert!(facts(secret, tls::CERT_KEY).unwrap().is_valid(store.now), "{ahead}");
+        }
+        store.pass(25);
+        store.settle();
+        assert!(store.bundle_size() <= 2, "{ahead} {}", store.bundle_size());
+    }
+}
+
+#[test]
+fn leaf_from_the_future_is_replaced() {
+    let mut store = Store::new();
+    store.settle();
+    let right = store.now;
+    store.leaves.clear();
+    store.pass(24);
+    store.settle();
+    store.now = right;
+    assert_eq!(store.steps(), Role::ALL.map(Step::Issue));
+    store.settle();
+    assert!(store.steps().is_empty());
+}
+
+#[test]
+fn next_authority_of_a_clock_that_was_ahead_is_replaced() {
+    let mut store = Store::new();
+    store.settle();
+    let (right, first) = (store.now, store.issuer(tls::API_SERVER_SECRET));
+    store.pass(6 * 24);
+    store.settle();
+    store.now = right;
+    // It is left out until the current one is to be replaced.
+    store.settle();
+    store.pass(6 * 24 - 1);
+    store.settle();
+    store.now = store.now.checked_add(SETTLE).unwrap();
+    store.settle();
+    assert_ne!(store.issuer(tls::API_SERVER_SECRET), first);
+    for secret in store.leaves.values().chain(&store.authority) {
+        assert!(facts(secret, tls::CERT_KEY).unwrap().is_valid(store.now));
+    }
 }
 
 #[test]

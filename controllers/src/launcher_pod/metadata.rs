@@ -6,23 +6,28 @@ use api::{
     VirtualMachineInstance,
     config::ClusterConfig,
     constants::{annotation, component, label},
+    names, quantity,
+    vmi::cpu::Cpu,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
 use sha1::{Digest, Sha1};
 
 use super::{Inputs, networks};
-use crate::runtime::Kind;
+use crate::{
+    resources::pods::{CreatedFor, NO_NETWORKS},
+    runtime::Kind,
+};
 
 /// Annotation of VMIs and label of pods that requests Istio's proxy.
 pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
-/// Longest label value.
-const NAME_LIMIT: usize = 63;
 
 pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
     let instance = inputs.instance;
-    let name = instance.metadata.name.clone().unwrap_or_default();
+    let name = instance.metadata.name.as_deref().unwrap_or_default();
     ObjectMeta {
-        generate_name: Some(format!("virt-launcher-{name}-")),
+        // The API server keeps 58 characters of it, and refuses more than 253.
+        generate_name: Some(format!("virt-launcher-{}-", names::shortened(name, names::LABEL_LIMIT))),
         labels: Some(labels(instance)),
         annotations: Some(annotations(inputs, overhead)),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),
@@ -35,7 +40,7 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     let name = instance.metadata.name.as_deref().unwrap_or_default();
     labels.extend(identity_labels(instance));
     labels.insert(label::DEPRECATED_VM_NAME.to_owned(), instance.hostname());
-    labels.insert(label::VMI_ID.to_owned(), vmi_id(name));
+    labels.insert(label::VMI_ID.to_owned(), names::label_value(name));
     if let Some(value) = super::annotation(instance, ISTIO_INJECT) {
         labels.insert(ISTIO_INJECT.to_owned(), value.to_owned());
     }
@@ -81,7 +86,28 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
         set(key, &value);
     }
     set(annotation::MEMORY_OVERHEAD_BYTES, &overhead.to_string());
+    set(annotation::CREATED_FOR, &json!(created_for(instance, inputs.launcher_image)).to_string());
     annotations
+}
+
+/// Returns the desired state for which a pod of the VMI is created now.
+#[must_use]
+pub(crate) fn created_for(instance: &VirtualMachineInstance, launcher_image: &str) -> CreatedFor {
+    let domain = &instance.spec.domain;
+    let memory = domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    let request = networks::network_request(instance, |interface| !interface.is_absent());
+    CreatedFor {
+        launcher: launcher_image.to_owned(),
+        networks: Some(networks_digest(request.as_deref().unwrap_or(NO_NETWORKS))),
+        vcpus: domain.cpu.as_ref().map_or(1, Cpu::vcpus),
+        memory: memory.and_then(|memory| quantity::units(memory).ok()),
+    }
+}
+
+/// Returns the digest of a request for networks in [`CreatedFor`].
+#[must_use]
+pub(crate) fn networks_digest(request: &str) -> String {
+    Sha1::digest(request.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns true if backups of a pod freeze its guest, which VMI and cluster can turn off.
@@ -106,14 +132,4 @@ pub(crate) fn backup_hooks(instance: &VirtualMachineInstance) -> [(&'static str,
         ("post.hook.backup.velero.io/container", component::COMPUTE_CONTAINER.to_owned()),
         ("post.hook.backup.velero.io/command", command("--unfreeze")),
     ]
-}
-
-/// Returns the VMI's name as a label value: itself, or its beginning with a hash.
-#[must_use]
-pub(super) fn vmi_id(name: &str) -> String {
-    if name.len() <= NAME_LIMIT {
-        return name.to_owned();
-    }
-    let hash: String = Sha1::digest(name.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{hash}", name.get(..54).unwrap_or_default())
 }

@@ -22,15 +22,13 @@ use k8s_openapi::api::core::v1::{
 };
 
 pub(crate) use self::metadata::identity_labels;
-pub(crate) use self::metadata::{backup_hooks, hooks_backups};
+pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
 pub(crate) use self::target::{Target, is_target_of, render_target};
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
-/// Grace period of a guest whose specification names none.
-const DEFAULT_GRACE: i64 = 30;
 /// User and group of the launcher.
 const LAUNCHER_UID: i64 = 107;
 
@@ -99,7 +97,6 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     refuse_unsupported(inputs)?;
     let resources = resources::resources(inputs)?;
     let mounts = volumes::volumes(inputs)?;
-    let grace = grace_seconds(instance);
     // An empty name is none.
     let service_account = spec.service_account_name.clone().filter(|name| !name.is_empty()).or_else(|| {
         let mut accounts = spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
@@ -114,7 +111,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
             subdomain: spec.subdomain.clone(),
             restart_policy: Some("Never".to_owned()),
             enable_service_links: Some(false),
-            termination_grace_period_seconds: Some(grace.saturating_add(2 * GRACE_PADDING)),
+            termination_grace_period_seconds: Some(grace_of_pod(instance)),
             dns_config: spec.dns_config.clone(),
             dns_policy: spec.dns_policy.clone(),
             scheduler_name: spec.scheduler_name.clone(),
@@ -156,7 +153,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
                 }),
                 ..PodSecurityContext::default()
             }),
-            containers: vec![container::compute(inputs, resources, &mounts, grace)?],
+            containers: vec![container::compute(inputs, resources, &mounts, instance.grace_seconds())?],
             volumes: Some(mounts.volumes),
             ..PodSpec::default()
         }),
@@ -171,9 +168,9 @@ pub(crate) fn compute_resources(inputs: &Inputs<'_>) -> Result<(ComputeResources
     Ok((ComputeResources::of(&resources.requirements), resources.overhead))
 }
 
-/// Returns the seconds that the guest has to shut down.
-fn grace_seconds(instance: &VirtualMachineInstance) -> i64 {
-    instance.spec.termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE).max(0)
+/// Returns the seconds that the pod has to end.
+pub(crate) fn grace_of_pod(instance: &VirtualMachineInstance) -> i64 {
+    instance.grace_seconds().saturating_add(2 * GRACE_PADDING)
 }
 
 fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {

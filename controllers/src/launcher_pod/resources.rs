@@ -59,6 +59,10 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
     for name in networks::resources(inputs)? {
         one_more(&name, &mut requests, &mut limits);
     }
+    // Only targets of migrations have this device, whatever a VMI or a definition of a network requests.
+    for amounts in [&mut requests, &mut limits] {
+        amounts.remove(device::USERFAULTFD);
+    }
 
     let claims = device_claims(inputs);
     Ok(PodResources {

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     cache::Key,
-    launcher_pod::NamespaceLimits,
+    launcher_pod::{NamespaceLimits, is_target_of},
     resources::{
         Caches,
         attachments::CachedAttachment,
@@ -91,6 +91,7 @@ pub(crate) struct Snapshot {
     attachments: Vec<Arc<CachedAttachment>>,
     is_admitted: bool,
     source_node: Option<Arc<CachedNode>>,
+    is_target_drained: bool,
     policies: Vec<Arc<CachedPolicy>>,
     namespace: BTreeMap<String, String>,
     claims: BTreeMap<String, Arc<CachedClaim>>,
@@ -182,11 +183,18 @@ impl Controller for Migrations {
         let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
         let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
         let node = vmi.as_ref().and_then(|vmi| node_name(vmi)).map(Key::cluster_wide);
+        let is_drained = |pod: &Arc<CachedPod>| {
+            let node = pod.node_name.clone().and_then(|name| caches.nodes.get(&Key::cluster_wide(name)));
+            node.is_some_and(|node| node.is_tainted(&config.node_drain_taint_key))
+        };
+        let mut targets = pods.iter().filter(|pod| vmi.as_ref().is_some_and(|vmi| is_target_of(pod, &migration, vmi)));
+        let is_target_drained = (is_early || is_scheduled) && targets.any(is_drained);
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
         Some(Snapshot {
             all: vmi_key.map(|key| caches.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default(),
             attachments: caches.attachments_of(&pods),
             is_admitted,
+            is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),
             // Few objects, which administrators write.
             policies: if is_early || is_scheduled { caches.policies.all() } else { Vec::new() },
@@ -217,6 +225,7 @@ impl Controller for Migrations {
             is_admitted: snapshot.is_admitted,
             is_reported: reported.contains(&uid),
             source_node: snapshot.source_node.as_deref(),
+            is_target_drained: snapshot.is_target_drained,
             policies: &snapshot.policies,
             namespace: &snapshot.namespace,
             claims: &snapshot.claims,

@@ -60,10 +60,13 @@ fn record_failure(
         let since = entered(observed.migration, &MigrationPhase::Failed).unwrap_or(observed.now);
         let left = HANDLER_TIME.saturating_sub(observed.now.duration_since(since));
         let may_run = observed.targets().iter().any(|pod| !pod.is_down());
-        // The source records the failure, with the reason of libvirt. The guest may also have moved already.
         if state.start_timestamp.is_some() && left > SignedDuration::ZERO {
+            // The source records the failure, with the reason of libvirt.
             decision.wake(left.unsigned_abs() + Duration::from_millis(1));
-        } else if state.start_timestamp.is_none() || !may_run {
+        } else if may_run && state::may_have_begun(state) {
+            // The guest may have moved, or be about to: the source answers.
+            state::stop(observed, vmi, state, decision)?;
+        } else {
             state::mark_failed(observed, vmi, TARGET_DOWN, decision)?;
         }
         return Ok(false);
@@ -87,7 +90,7 @@ fn delete_target(observed: &Observed<'_>, decision: &mut Decision) {
         return;
     }
     // The guest may have moved without a record of it.
-    let is_over = observed.state().is_none_or(|state| state.failed || state.start_timestamp.is_none());
+    let is_over = observed.state().is_none_or(|state| state.failed || !state::may_have_begun(state));
     if !is_over && observed.vmi.is_some_and(|vmi| !vmi.is_final()) {
         return;
     }

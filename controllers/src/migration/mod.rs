@@ -7,13 +7,14 @@
 //!     │                        │              │                │                         │                      │
 //!     └──── deleted, VMI gone, pod down ──> Failed <───────────┴──── migrationState.failed ──────────────> Succeeded
 //! ```
-//! `phases.rs` decides the phase, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
+//! `phases.rs` decides the phase, `limits.rs` how long it may last, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
 //! `end.rs` what is left of one that has ended.
 
 mod backoff;
 mod controller;
 mod end;
 mod gate;
+mod limits;
 mod object;
 mod options;
 mod phases;
@@ -62,6 +63,8 @@ pub(crate) struct Observed<'a> {
     pub is_reported: bool,
     /// Node of the VMI.
     pub source_node: Option<&'a CachedNode>,
+    /// The target pod is on a node that is being drained.
+    pub is_target_drained: bool,
     /// Migration policies, if the migration is about to be handed over.
     pub policies: &'a [Arc<CachedPolicy>],
     /// Labels of the namespace.
@@ -153,6 +156,12 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     let is_new = |phase: &MigrationPhase| step.passed.contains(phase);
     let backs_off = is_new(&MigrationPhase::Pending)
         && backoff::until(observed.migration, observed.all).is_some_and(|until| until > observed.now);
+    // Without an address of the target the source cannot begin, so that the failure is certain.
+    if let Some((reason, vmi)) = step.timed_out.as_ref().zip(observed.vmi)
+        && observed.state().is_some_and(|state| !state::may_have_begun(state))
+    {
+        state::mark_failed(observed, vmi, reason, &mut decision)?;
+    }
     status::write(observed, step, &mut decision)?;
     if let Some(vmi) = observed.vmi.filter(|_| backs_off) {
         let (namespace, name) = names(vmi);

@@ -6,13 +6,12 @@ use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
     constants::{annotation, label},
     migration::{Priority, VirtualMachineInstanceMigrationSpec},
+    names,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// Value of [`annotation::EVICTION_SOURCE`] for evictions by the descheduler.
 const DESCHEDULER: &str = "descheduler";
-/// Longest value of a label.
-const LABEL_VALUE_LIMIT: usize = 63;
 
 /// The reason for a migration that virt-controller creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +47,7 @@ pub(crate) fn migration_of(vmi: &VirtualMachineInstance, origin: Origin<'_>) -> 
     };
     let labels = matches!(origin, Origin::WorkloadUpdate { volumes: true, .. }).then(|| {
         let uid = vmi.metadata.uid.clone().unwrap_or_default();
-        let value = if name.len() <= LABEL_VALUE_LIMIT { name.clone() } else { uid };
+        let value = if name.len() <= names::LABEL_LIMIT { name.clone() } else { uid };
         BTreeMap::from([(label::VOLUME_UPDATE_MIGRATION.to_owned(), value)])
     });
     VirtualMachineInstanceMigration {

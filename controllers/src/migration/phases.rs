@@ -8,7 +8,7 @@ use api::{
 };
 use jiff::SignedDuration;
 
-use super::{Observed, names, seconds, target};
+use super::{Observed, limits, names, seconds, target};
 use crate::{runtime::Event, vmi::plugged_volumes};
 
 /// The phases that a migration enters, and the event about the last one.
@@ -21,12 +21,24 @@ pub(super) struct Step {
     pub(super) event: Option<Event>,
     /// Time after which a time limit ends.
     pub(super) wake: Option<Duration>,
+    /// Reason of a migration that fails because a time limit has ended.
+    pub(super) timed_out: Option<String>,
 }
 
 impl Step {
     /// Returns the phase after the step.
     pub(super) fn phase(&self) -> &MigrationPhase {
         &self.phase
+    }
+
+    fn succeed(&mut self, observed: &Observed<'_>, message: &str) {
+        self.event = Some(Event::normal(observed.regarding(), event::SUCCESSFUL_MIGRATION, message));
+        self.enter(MigrationPhase::Succeeded);
+    }
+
+    fn fail(&mut self, observed: &Observed<'_>, message: String) {
+        self.event = Some(Event::warning(observed.regarding(), event::FAILED_MIGRATION, message));
+        self.enter(MigrationPhase::Failed);
     }
 
     fn enter(&mut self, phase: MigrationPhase) {
@@ -40,22 +52,32 @@ pub(super) fn next(observed: &Observed<'_>) -> Step {
     let phase = observed.migration.phase().clone();
     let mut step = Step { phase: phase.clone(), ..Step::default() };
     match end(observed, &phase) {
-        Some(End::Succeeded) => {
-            let message = "Source node reported migration succeeded";
-            step.event = Some(Event::normal(observed.regarding(), event::SUCCESSFUL_MIGRATION, message));
-            step.enter(MigrationPhase::Succeeded);
-        }
-        Some(End::Failed(message)) => {
-            step.event = Some(Event::warning(observed.regarding(), event::FAILED_MIGRATION, message));
-            step.enter(MigrationPhase::Failed);
-        }
+        Some(End::Succeeded) => step.succeed(observed, "Source node reported migration succeeded"),
+        Some(End::Failed(message)) => step.fail(observed, message),
         None => {
             while let Some(next) = advance(observed, &step.phase, &mut step.wake) {
                 step.enter(next);
             }
+            if step.passed.is_empty() {
+                limit(observed, &mut step);
+            }
         }
     }
     step
+}
+
+/// Ends a migration that has waited too long, or sets the wake-up for that.
+fn limit(observed: &Observed<'_>, step: &mut Step) {
+    let Some(wait) = limits::wait(observed, &step.phase) else { return };
+    if wait.left > SignedDuration::ZERO {
+        let left = wait.left.unsigned_abs();
+        step.wake = Some(step.wake.map_or(left, |wake| wake.min(left)));
+    } else if wait.has_moved {
+        step.succeed(observed, "the guest runs at the target, whose virt-handler has not completed the migration");
+    } else {
+        step.timed_out = Some(wait.message.clone());
+        step.fail(observed, wait.message);
+    }
 }
 
 enum End {

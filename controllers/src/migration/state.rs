@@ -31,7 +31,8 @@ pub(super) fn hand_over(
 ) -> Result<(), serde_json::Error> {
     let Some(pod) = observed.target().filter(|_| target::runs(observed)) else { return Ok(()) };
     let (source, node) = (node_name(vmi).unwrap_or_default(), pod.node_name.as_deref().unwrap_or_default());
-    if source == node || *vmi.phase() != VmiPhase::Running || vmi.is_handed_off() {
+    let is_wrong = source == node || target::is_no_refuge(observed);
+    if is_wrong || *vmi.phase() != VmiPhase::Running || vmi.is_handed_off() {
         return target::provide(observed, vmi, decision);
     }
     if observed.must_wait(event::FAILED_HAND_OVER, decision) {
@@ -105,7 +106,13 @@ pub(super) fn end_forgotten(
     if is_known || has_moved { Ok(()) } else { stop(observed, vmi, state, decision) }
 }
 
-fn stop(
+/// Returns true once the source can move the guest without a further word of virt-controller.
+pub(super) fn may_have_begun(state: &VirtualMachineInstanceMigrationState) -> bool {
+    state.start_timestamp.is_some() || state.target_node_address.is_some()
+}
+
+/// Requests the end of a migration from its source, or ends it if the source cannot have begun.
+pub(super) fn stop(
     observed: &Observed<'_>,
     vmi: &VirtualMachineInstance,
     state: &VirtualMachineInstanceMigrationState,
@@ -122,7 +129,7 @@ fn stop(
         return Ok(());
     };
     changed.abort_requested = true;
-    if state.target_node_address.is_none() {
+    if !may_have_begun(state) {
         changed.abort_status = Some(ABORT_SUCCEEDED.to_owned());
         set_failed(observed, changed, ABORTED);
     }

@@ -21,7 +21,7 @@ use crate::{
 /// Seconds after which an unschedulable pod is deleted.
 const UNSCHEDULABLE_TIMEOUT: i64 = 300;
 /// Seconds after which a pod that does not start is deleted.
-const PENDING_TIMEOUT: i64 = 900;
+pub(super) const PENDING_TIMEOUT: i64 = 900;
 /// Wait before a pod is rendered again that could not be rendered.
 const RENDER_AGAIN: Duration = Duration::from_secs(30);
 /// Format of the time in the annotation, as Go prints it.
@@ -32,6 +32,14 @@ pub(super) fn runs(observed: &Observed<'_>) -> bool {
     observed.target().is_some_and(|pod| {
         pod.phase == "Running" && pod.compute_running && !pod.is_going_down() && pod.node_name.is_some()
     })
+}
+
+/// Returns true for the target of an evacuation on a node that the VMI would have to leave, too, and so on without end. A VMI that
+/// tolerates the taint gets there.
+pub(super) fn is_no_refuge(observed: &Observed<'_>) -> bool {
+    let annotations = observed.migration.metadata.annotations.as_ref();
+    observed.is_target_drained
+        && annotations.is_some_and(|annotations| annotations.contains_key(annotation::EVACUATION_MIGRATION))
 }
 
 /// Returns the pods that attach volumes to a launcher pod.
@@ -45,7 +53,8 @@ pub(super) fn attachments_of<'a>(
 /// Returns the pod that attaches the volumes to the target pod.
 pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAttachment> {
     let target = observed.target()?;
-    let usable = attachments_of(observed, target).filter(|attachment| !attachment.is_deleting());
+    let usable = |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting();
+    let usable = attachments_of(observed, target).filter(usable);
     usable.min_by_key(|attachment| attachment.metadata.creation_timestamp.as_ref().map(|at| at.0))
 }
 
@@ -69,6 +78,10 @@ pub(super) fn provide(
     };
     if target.node_name.is_some() && target.node_name.as_deref() == crate::resources::vmis::node_name(vmi) {
         delete(observed, target, "pod {pod} on the node of the VMI is deleted", decision);
+        return Ok(());
+    }
+    if is_no_refuge(observed) {
+        delete(observed, target, "pod {pod} on a node that is being drained is deleted", decision);
         return Ok(());
     }
     if runs(observed) && !plugged_volumes(vmi).is_empty() && attachment(observed).is_none() {

@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use api::{VirtualMachineInstance, constants::component, tsc::frequency as used_frequency};
 use daemon::config::ConfigHandle;
-use jiff::Timestamp;
 
-use super::{Observed, is_silent};
+use super::{Observed, is_silent, silence::Heartbeats};
 use crate::{
     cache::Key,
     resources::{
@@ -28,12 +28,13 @@ use crate::{
 pub(crate) struct Nodes {
     config: ConfigHandle,
     namespace: String,
+    heartbeats: Mutex<Heartbeats>,
 }
 
 impl Nodes {
     /// Creates the controller.
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self { config: setup.config.clone(), namespace: setup.options.namespace.clone() }
+        Self { config: setup.config.clone(), namespace: setup.options.namespace.clone(), heartbeats: Mutex::default() }
     }
 }
 
@@ -44,6 +45,7 @@ pub(crate) struct Snapshot {
     has_handler: bool,
     daemon_set: Option<Arc<CachedWorkload>>,
     frequencies: BTreeSet<u64>,
+    silence: Option<Duration>,
 }
 
 impl Controller for Nodes {
@@ -77,8 +79,11 @@ impl Controller for Nodes {
     fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
         let node = caches.nodes.get(key);
         let has_tsc = node.as_ref().is_some_and(|node| node.has_tsc_labels());
+        let mut heartbeats = self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner);
+        let silence = heartbeats.note(&key.name, node.as_deref(), Instant::now());
+        drop(heartbeats);
         // Only the VMIs of silent nodes matter.
-        let vmis = if is_silent(node.as_deref(), Timestamp::now()) {
+        let vmis = if is_silent(node.as_deref(), silence) {
             caches.vmis.by(&VmiIndex::Node(key.name.clone()))
         } else {
             Vec::new()
@@ -92,6 +97,7 @@ impl Controller for Nodes {
             daemon_set: caches.daemon_sets.get(&Key::new(self.namespace.clone(), component::VIRT_HANDLER)),
             frequencies: if has_tsc { tsc::needed(caches, &self.config.current()) } else { BTreeSet::new() },
             node,
+            silence,
         })
     }
 
@@ -103,7 +109,7 @@ impl Controller for Nodes {
             has_handler: snapshot.has_handler,
             daemon_set: snapshot.daemon_set.as_deref(),
             frequencies: &snapshot.frequencies,
-            now: attempt.now,
+            silence: snapshot.silence,
         })
     }
 }

@@ -1,10 +1,13 @@
 //! Nodes with a silent virt-handler: they become unschedulable for VMIs, and VMIs without a pod there fail. Also the labels
-//! of nodes about their TSC, see [`crate::tsc`]. Start with [`decide`]; `controller.rs` holds the watches.
+//! of nodes about their TSC, see [`crate::tsc`]. Start with [`decide`]; `controller.rs` holds the watches, `silence.rs` measures the
+//! silence.
 //!
 //! A VMI whose pod is alive according to the API server stays as it is: it may be running. While a migration moves the guest, the
-//! same holds for the pod on its target: the guest may run there already, or may be given up by the virt-handler of that node.
+//! same holds for the pod on its target: the guest may run there already, or may be given up by the virt-handler of that node
+//! (docs/design/migration.md).
 
 mod controller;
+mod silence;
 #[cfg(test)]
 mod tests;
 
@@ -12,9 +15,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    constants::{annotation, event, label},
+    constants::{event, label},
 };
-use jiff::Timestamp;
 use serde_json::json;
 
 pub(crate) use self::controller::Nodes;
@@ -26,7 +28,7 @@ use crate::{
 };
 
 /// Silence after which virt-handler counts as lost.
-const HEARTBEAT_TIMEOUT: jiff::SignedDuration = jiff::SignedDuration::from_mins(5);
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time between decisions about a silent node.
 const RECHECK: Duration = Duration::from_secs(60);
 
@@ -44,15 +46,15 @@ pub(crate) struct Observed<'a> {
     pub daemon_set: Option<&'a CachedWorkload>,
     /// TSC frequencies that VMIs need.
     pub frequencies: &'a BTreeSet<u64>,
-    /// The current time.
-    pub now: Timestamp,
+    /// Time since the last heartbeat, if the node has one.
+    pub silence: Option<Duration>,
 }
 
 /// Decides what to do about a node.
 pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     decision.effects.extend(observed.node.and_then(|node| tsc::relabel(node, observed.frequencies)));
-    if let Some(left) = responsive_for(observed.node, observed.now) {
+    if let Some(left) = responsive_for(observed.node, observed.silence) {
         // Nodes that never had a virt-handler need no second decision.
         if let Some(left) = left {
             decision.wake(left);
@@ -92,26 +94,16 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
 }
 
 /// Returns true if virt-handler on the node has been silent for too long, or if there is no node.
-fn is_silent(node: Option<&CachedNode>, now: Timestamp) -> bool {
-    responsive_for(node, now).is_none()
+fn is_silent(node: Option<&CachedNode>, silence: Option<Duration>) -> bool {
+    responsive_for(node, silence).is_none()
 }
 
 /// Returns `None` for a node that was silent for too long, else the time until then, if it has a heartbeat.
-fn responsive_for(node: Option<&CachedNode>, now: Timestamp) -> Option<Option<Duration>> {
-    let node = node?;
-    let Some(heartbeat) = node.metadata.annotations.as_ref().and_then(|all| all.get(annotation::HEARTBEAT)) else {
-        return Some(None);
-    };
-    let Ok(heartbeat) = heartbeat.parse::<Timestamp>() else {
-        tracing::warn!(%heartbeat, "heartbeat of virt-handler is not a time");
-        return Some(None);
-    };
-    let silence = now.duration_since(heartbeat);
-    if silence >= HEARTBEAT_TIMEOUT {
-        return None;
-    }
-    let left = HEARTBEAT_TIMEOUT.checked_sub(silence).unwrap_or(HEARTBEAT_TIMEOUT);
-    Some(Some(Duration::try_from(left).unwrap_or(RECHECK)))
+fn responsive_for(node: Option<&CachedNode>, silence: Option<Duration>) -> Option<Option<Duration>> {
+    node?;
+    let Some(silence) = silence else { return Some(None) };
+    let left = HEARTBEAT_TIMEOUT.checked_sub(silence).filter(|left| !left.is_zero())?;
+    Some(Some(left))
 }
 
 fn mark_unschedulable(node: &CachedNode, decision: &mut Decision) {

@@ -6,15 +6,11 @@ use serde_json::Value;
 
 use super::*;
 
-fn now() -> Timestamp {
-    "2030-01-01T00:10:00Z".parse().unwrap()
-}
+/// More than the longest silence.
+const LONG: Option<Duration> = Some(Duration::from_secs(600));
 
-fn node(heartbeat: Option<&str>) -> CachedNode {
-    let mut metadata = json!({"name": "n", "resourceVersion": "7", "labels": {"kubevirt.io/schedulable": "true"}});
-    if let Some(heartbeat) = heartbeat {
-        metadata["annotations"] = json!({"kubevirt.io/heartbeat": heartbeat});
-    }
+fn node() -> CachedNode {
+    let metadata = json!({"name": "n", "resourceVersion": "7", "labels": {"kubevirt.io/schedulable": "true"}});
     CachedNode { metadata: serde_json::from_value(metadata).unwrap(), ..CachedNode::default() }
 }
 
@@ -28,13 +24,13 @@ fn vmi(phase: &str, pod: Option<CachedPod>) -> VmiWithPods {
     VmiWithPods { vmi: Arc::new(serde_json::from_value(vmi).unwrap()), pods: pod.into_iter().map(Arc::new).collect() }
 }
 
-fn decided(node: Option<&CachedNode>, vmis: &[VmiWithPods]) -> Decision {
+fn decided(node: Option<&CachedNode>, silence: Option<Duration>, vmis: &[VmiWithPods]) -> Decision {
     let key = Key::new("", "n");
     let set = CachedWorkload { wanted: 1, ready: 1, ..CachedWorkload::default() };
     let frequencies = BTreeSet::new();
     let daemon_set = Some(&set);
     let observed =
-        Observed { key: &key, node, vmis, has_handler: true, daemon_set, frequencies: &frequencies, now: now() };
+        Observed { key: &key, node, vmis, has_handler: true, daemon_set, frequencies: &frequencies, silence };
     decide(&observed).unwrap()
 }
 
@@ -48,41 +44,42 @@ fn patches(decision: &Decision) -> Vec<Value> {
 
 #[test]
 fn recent_heartbeat_changes_nothing_and_sets_the_next_decision() {
-    let decision = decided(Some(&node(Some("2030-01-01T00:08:00Z"))), &[vmi("Running", None)]);
+    let decision = decided(Some(&node()), Some(Duration::from_secs(120)), &[vmi("Running", None)]);
     assert!(decision.effects.is_empty());
     assert_eq!(decision.wake_after, Some(Duration::from_secs(180)));
 }
 
 #[test]
 fn node_without_virt_handler_is_left_alone() {
-    assert_eq!(decided(Some(&node(None)), &[]), Decision::settled());
+    assert_eq!(decided(Some(&node()), None, &[]), Decision::settled());
 }
 
 #[test]
 fn silent_node_is_marked_once() {
-    let mut silent = node(Some("2030-01-01T00:05:00Z"));
-    let decision = decided(Some(&silent), &[]);
+    let mut silent = node();
+    let limit = Some(Duration::from_secs(300));
+    let decision = decided(Some(&silent), limit, &[]);
     assert_eq!(patches(&decision), [json!({"metadata": {"labels": {"kubevirt.io/schedulable": "false"}}})]);
     silent.metadata.labels = None;
-    assert!(decided(Some(&silent), &[]).effects.is_empty());
+    assert!(decided(Some(&silent), limit, &[]).effects.is_empty());
 }
 
 #[test]
 fn vmi_without_live_pod_on_a_silent_node_fails_and_one_with_a_live_pod_stays() {
-    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let silent = node();
     let failed = json!({"status": {"phase": "Failed", "reason": "NodeUnresponsive"}});
-    let decision = decided(Some(&silent), &[vmi("Running", None)]);
+    let decision = decided(Some(&silent), LONG, &[vmi("Running", None)]);
     assert!(patches(&decision).contains(&failed));
     let alive = CachedPod { phase: "Running".to_owned(), ..CachedPod::default() };
-    let decision = decided(Some(&silent), &[vmi("Running", Some(alive))]);
+    let decision = decided(Some(&silent), LONG, &[vmi("Running", Some(alive))]);
     assert!(!patches(&decision).contains(&failed));
-    let decision = decided(Some(&silent), &[vmi("Scheduling", None)]);
+    let decision = decided(Some(&silent), LONG, &[vmi("Scheduling", None)]);
     assert!(!patches(&decision).contains(&failed));
 }
 
 #[test]
 fn vmi_that_moves_to_another_node_fails_only_without_a_pod_there() {
-    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let silent = node();
     let on = |node: &str, phase: &str| CachedPod {
         phase: phase.to_owned(),
         node_name: Some(node.to_owned()),
@@ -105,7 +102,7 @@ fn vmi_that_moves_to_another_node_fails_only_without_a_pod_there() {
         let mut object = serde_json::to_value(&*vmi.vmi).unwrap();
         object["status"]["migrationState"] = state.clone();
         vmi.vmi = Arc::new(serde_json::from_value(object).unwrap());
-        let failed = patches(&decided(Some(&silent), &[vmi])).contains(&json!({
+        let failed = patches(&decided(Some(&silent), LONG, &[vmi])).contains(&json!({
             "status": {"phase": "Failed", "reason": "NodeUnresponsive"},
         }));
         assert_eq!(failed, fails, "{} {} {state}", pod.node_name.as_deref().unwrap(), pod.phase);
@@ -114,7 +111,7 @@ fn vmi_that_moves_to_another_node_fails_only_without_a_pod_there() {
 
 #[test]
 fn node_without_virt_handler_is_reported_once_the_others_have_settled() {
-    let silent = node(Some("2030-01-01T00:00:00Z"));
+    let silent = node();
     let alive = CachedPod { phase: "Running".to_owned(), ..CachedPod::default() };
     let vmis = [vmi("Running", Some(alive))];
     // scheduled pods of virt-handler, ready ones, of two; event
@@ -127,7 +124,7 @@ fn node_without_virt_handler_is_reported_once_the_others_have_settled() {
             has_handler: false,
             daemon_set: Some(&set),
             frequencies: &BTreeSet::new(),
-            now: now(),
+            silence: LONG,
         };
         let effects = decide(&observed).unwrap().effects;
         let reports = |effect: &Effect| matches!(effect, Effect::Event(note) if note.message.contains("orphaned"));
@@ -137,6 +134,6 @@ fn node_without_virt_handler_is_reported_once_the_others_have_settled() {
 
 #[test]
 fn vmi_on_a_node_that_is_gone_fails_when_its_pod_is_gone_too() {
-    let decision = decided(None, &[vmi("Running", None)]);
+    let decision = decided(None, None, &[vmi("Running", None)]);
     assert_eq!(patches(&decision), [json!({"status": {"phase": "Failed", "reason": "NodeUnresponsive"}})]);
 }

@@ -41,6 +41,11 @@ fn store<W: DeserializeOwned, K: Cached>(
 }
 
 impl Answers for Caches {
+    fn is_terminating(&self, namespace: &str) -> bool {
+        let known = self.namespaces.get(&Key::cluster_wide(namespace));
+        known.is_some_and(|namespace| namespace.metadata.deletion_timestamp.is_some())
+    }
+
     fn written(&self, kind: Kind, object: Value) {
         match kind {
             Kind::VirtualMachine => store(&self.vms, kind, object, Some),

@@ -17,6 +17,8 @@ use super::{
 };
 use crate::cache::{Cached, Key};
 
+/// Option of the program of attachment pods: UID of the VMI. Pods of releases before it answer no question of virt-handler.
+pub(crate) const VMI_UID: &str = "--vmi-uid";
 /// Claims of a pod that are kept at most. The target of a migration has one pod for all hot-plugged volumes.
 const CLAIMS: usize = 256;
 
@@ -36,6 +38,8 @@ pub(crate) struct CachedAttachment {
     pub phase: String,
     /// Names of its claims by the names of their volumes.
     pub claims: BTreeMap<String, String>,
+    /// Its program answers for which VMI it holds volumes. Those of former releases do not.
+    pub answers: bool,
     /// Its container runs, so that its claims are attached to the node and mounted.
     pub ready: bool,
 }
@@ -98,7 +102,13 @@ impl Cached for CachedAttachment {
 impl From<Pod> for CachedAttachment {
     fn from(pod: Pod) -> Self {
         let claim = |volume: Volume| Some((volume.name, volume.persistent_volume_claim?.claim_name));
-        let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
+        let spec = pod.spec.unwrap_or_default();
+        let answers = spec
+            .containers
+            .iter()
+            .filter(|container| container.name == component::HOTPLUG_CONTAINER)
+            .any(|container| container.command.iter().flatten().any(|word| word == VMI_UID));
+        let volumes = spec.volumes.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let phase = status.phase.unwrap_or_default();
         // Other webhooks may add containers.
@@ -113,6 +123,7 @@ impl From<Pod> for CachedAttachment {
         }
         Self {
             claims: volumes.into_iter().filter_map(claim).take(CLAIMS).collect(),
+            answers,
             ready: runs && phase == "Running",
             phase,
             metadata: ObjectMeta { annotations, ..slim(pod.metadata) },
@@ -156,6 +167,25 @@ mod tests {
         ] {
             let read = attachment(&owner(&change), &json!({}));
             assert_eq!(read.map(|pod| pod.is_of(&launcher)), belongs, "{change}");
+        }
+    }
+
+    #[test]
+    fn pod_of_a_former_release_answers_no_question() {
+        for (name, command, answers) in [
+            ("hotplug-disk", json!(["/usr/bin/virt-launcher", "hold-volumes", "--socket", "s"]), false),
+            (
+                "hotplug-disk",
+                json!(["/usr/bin/virt-launcher", "hold-volumes", "--socket", "s", "--vmi-uid", "u"]),
+                true,
+            ),
+            ("proxy", json!(["--vmi-uid"]), false),
+            ("hotplug-disk", Value::Null, false),
+        ] {
+            let mut pod = json!({"metadata": {"name": "p", "ownerReferences": [owner(&json!({}))]}});
+            pod["spec"] = json!({"containers": [{"name": name, "command": command}]});
+            let read = CachedAttachment::of(serde_json::from_value(pod).unwrap()).unwrap();
+            assert_eq!(read.answers, answers, "{name} {command}");
         }
     }
 

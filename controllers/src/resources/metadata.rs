@@ -14,6 +14,7 @@ pub(super) fn slim(meta: ObjectMeta) -> ObjectMeta {
         generation: meta.generation,
         creation_timestamp: meta.creation_timestamp,
         deletion_timestamp: meta.deletion_timestamp,
+        deletion_grace_period_seconds: meta.deletion_grace_period_seconds,
         owner_references: meta.owner_references,
         ..ObjectMeta::default()
     }

@@ -14,7 +14,7 @@ use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod, ResourceRequirements},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::metadata::{keep, slim};
 use crate::cache::Cached;
@@ -119,6 +119,26 @@ pub(crate) struct AttachedNetwork {
     pub default: bool,
 }
 
+/// The desired state for which a launcher pod was created. It is an annotation of the pod.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub(crate) struct CreatedFor {
+    /// Image of the launcher.
+    #[serde(default)]
+    pub launcher: String,
+    /// Digest of its request for networks. `None` once the request has changed while the pod runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub networks: Option<String>,
+    /// vCPUs of the guest.
+    #[serde(default)]
+    pub vcpus: u32,
+    /// Memory of the guest in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<i64>,
+}
+
+/// A request for no networks.
+pub(crate) const NO_NETWORKS: &str = "[]";
+
 /// Returns the digest of a pod's request for networks, which is compared within one process only.
 pub(crate) fn digest(networks: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -187,6 +207,8 @@ pub(crate) struct CachedPod {
     pub requested_networks: Option<u64>,
     /// Networks that plugins have connected it to, if they report any.
     pub networks: Option<Vec<AttachedNetwork>>,
+    /// Desired state for which it was created. Pods of older releases do not show it.
+    pub created_for: Option<Box<CreatedFor>>,
     /// The watch shows it no longer although its end was not seen: its labels or owners may have changed.
     pub unseen: bool,
 }
@@ -196,6 +218,15 @@ impl CachedPod {
     #[must_use]
     pub(crate) fn is_down(&self) -> bool {
         matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.compute_ended.is_some()
+    }
+
+    /// Returns the networks that plugins have connected the pod to, once they are known. No plugin need report about a pod that
+    /// requests none: it has none when it runs.
+    #[must_use]
+    pub(crate) fn known_networks(&self) -> Option<&[AttachedNetwork]> {
+        let requests_none = self.requested_networks.is_none_or(|requested| requested == digest(NO_NETWORKS));
+        let has_none = requests_none && self.compute_running;
+        self.networks.as_deref().or(has_none.then_some(&[]))
     }
 
     /// Returns true if the pod is down or being deleted.
@@ -324,6 +355,10 @@ impl From<Pod> for CachedPod {
                 .annotations
                 .as_ref()
                 .and_then(|annotations| attached(annotations.get(annotation::NETWORK_STATUS)?)),
+            created_for: pod.metadata.annotations.as_ref().and_then(|annotations| {
+                let text = annotations.get(annotation::CREATED_FOR).filter(|text| text.len() <= ANNOTATION_LIMIT)?;
+                serde_json::from_str(text).ok()
+            }),
             phase: status.phase.unwrap_or_default(),
             qos_class: status.qos_class,
             reason: status.reason,

@@ -5,6 +5,7 @@
 
 use api::{
     VirtualMachineInstanceSpec, VirtualMachineSpec,
+    constants::annotation::PCI_TOPOLOGY,
     hotplug::is_hotpluggable,
     vmi::{
         spec::VirtualMachineInstanceTemplateSpec,
@@ -146,8 +147,14 @@ impl TemplateDigests {
         copies: [Option<String>; 2],
         expanded: Option<VirtualMachineInstanceSpec>,
     ) -> Self {
+        let mut metadata = template.metadata.clone();
+        // This program copies them from the VMI.
+        if let Some(annotations) = &mut metadata.annotations {
+            annotations.retain(|key, _| !PCI_TOPOLOGY.contains(&key.as_str()));
+        }
+        metadata.annotations = metadata.annotations.filter(|annotations| !annotations.is_empty());
         Self {
-            metadata: digest(&template.metadata),
+            metadata: digest(&metadata),
             written: digest(&template.spec),
             copies,
             expanded: expanded.map(SpecDigests::of),

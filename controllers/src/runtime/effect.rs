@@ -307,6 +307,15 @@ impl Effect {
         self
     }
 
+    /// Returns this deletion with a grace period of at most `seconds`.
+    #[must_use]
+    pub(crate) fn within(mut self, seconds: i64) -> Self {
+        if let Self::Delete { grace_seconds, .. } = &mut self {
+            *grace_seconds = u32::try_from(seconds.max(1)).ok();
+        }
+        self
+    }
+
     /// Returns true if a request to the API server carries it out before the next effect.
     #[must_use]
     pub(crate) fn is_write(&self) -> bool {

@@ -10,12 +10,15 @@ use std::{
 
 use daemon::{tasks::Tasks, telemetry::Traces};
 use http::Method;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::{
+    api::core::v1::ObjectReference,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
 use prometheus::Registry;
 use serde_json::{Value, json};
 
 use super::{
-    Answers, Attempt, Controller, Decision, Effect, Executor, Kind, Metrics, Recorder, Run, Runner, Wake,
+    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Kind, Metrics, Recorder, Run, Runner, Wake,
     executor::Outcome, lease::Leadership,
 };
 use crate::{
@@ -28,6 +31,9 @@ use crate::{
 struct Stored(Mutex<Vec<(Kind, String)>>);
 
 impl Answers for Stored {
+    fn is_terminating(&self, namespace: &str) -> bool {
+        namespace == "ending"
+    }
     fn written(&self, kind: Kind, object: Value) {
         self.0.lock().unwrap().push((kind, object["metadata"]["name"].as_str().unwrap().to_owned()));
     }
@@ -342,4 +348,45 @@ async fn pod_without_image_volumes_is_created_by_one_request() {
     let create = Effect::create(Kind::Pod, Some("n"), &json!({"metadata": {"name": "p"}, "spec": {}})).unwrap();
     assert!(matches!(fixture.executor.carry_out("fake", vec![create], None).await, Outcome::Done { .. }));
     assert_eq!(server.dry_runs(), [false]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_after_one_of_an_object_that_is_gone_are_decided_anew() {
+    let note = || Effect::Event(super::Event::normal(Kind::Instance.reference(&ObjectMeta::default()), "R", "m"));
+    for (effects, is_done) in [
+        (vec![patch("a")], true),
+        (vec![patch("a"), note()], true),
+        (vec![patch("a"), patch("b")], false),
+        (vec![patch("a"), note(), patch("b")], false),
+    ] {
+        let server = Server::new([Reply::Answer(404, status(404, "NotFound"))]);
+        let fixture = fixture(&server);
+        let outcome = fixture.executor.carry_out("fake", effects.clone(), None).await;
+        let expected = if is_done { Outcome::Done { succeeded: vec![] } } else { Outcome::Stale };
+        assert_eq!(outcome, expected, "{effects:?}");
+        assert_eq!(server.requests().len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_created_in_a_namespace_that_is_being_deleted() {
+    let create = |namespace: &str| {
+        let note = Event::warning(ObjectReference::default(), "FailedCreate", "{error}");
+        Effect::create(Kind::Instance, Some(namespace), &json!({"metadata": {"name": "a"}})).unwrap().on_failure(note)
+    };
+    let done = Outcome::Done { succeeded: vec![] };
+    // The watch shows the deletion.
+    let server = Server::new([]);
+    let outcome = fixture(&server).executor.carry_out("fake", vec![create("ending"), create("n")], None).await;
+    assert_eq!(outcome, done);
+    assert!(server.requests().is_empty());
+    // The API server reports it first. No other refusal is final.
+    let mut terminating = status(403, "Forbidden");
+    terminating["details"] = json!({"causes": [{"reason": "NamespaceTerminating", "message": "", "field": ""}]});
+    for (reply, is_final) in [(terminating, true), (status(403, "Forbidden"), false)] {
+        let server = Server::new([Reply::Answer(403, reply)]);
+        let outcome = fixture(&server).executor.carry_out("fake", vec![create("n")], None).await;
+        assert_eq!(outcome == done, is_final, "{outcome:?}");
+        assert_eq!(server.requests().len(), 1);
+    }
 }

@@ -2,7 +2,7 @@
 
 use admission::defaults::DefaultNetworkError;
 use api::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
     constants::annotation,
     instancetype::{
@@ -17,6 +17,7 @@ use super::{
     Observed, SyncError,
     lookup::{Lookup, not_found},
     restart::Template,
+    start,
 };
 
 /// The specs of what a VM names.
@@ -61,7 +62,12 @@ impl Chosen {
 
     /// Returns the present template. `None`: it cannot be expanded.
     pub(super) fn template(&self, observed: &Observed<'_>) -> Option<Template> {
-        Some(Template::of(observed, self.expand(observed.vm)?))
+        let mut template = Template::of(observed, self.expand(observed.vm)?);
+        if let Some(vmi) = observed.instance {
+            let paused = vmi.spec.start_strategy == Some(StartStrategy::Paused);
+            template.find_in_effect(observed, vmi, || start::defaulted_spec(observed, self, paused));
+        }
+        Some(template)
     }
 
     /// Returns the spec of the template with instance type and preference applied. `None`: they cannot be applied.

@@ -2,9 +2,13 @@
 //! interfaces, and, depending on the cluster's rollout strategy, its size, the placement for its next pod, and claims to which
 //! its volumes move.
 
-use api::{VirtualMachineInstance, constants::annotation};
+use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use api::{
+    VirtualMachineInstance,
+    constants::annotation::{self, PCI_TOPOLOGY, PCI_TOPOLOGY_VERSION},
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use super::{
     Observed, SyncError, blocked, hotplug, nics, resize,
@@ -143,7 +147,7 @@ fn move_volumes(
     Ok(refused)
 }
 
-/// Plugs and unplugs interfaces, and removes from the template those that are gone. Returns an error for condition Failure.
+/// Plugs and unplugs interfaces, and changes the template: those that are gone leave it, and the layout of the PCI buses stays. Returns an error for condition Failure.
 fn plug_nics(
     observed: &Observed<'_>,
     instance: &VirtualMachineInstance,
@@ -152,17 +156,33 @@ fn plug_nics(
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(template) = template else { return Ok(None) };
     let changes = template.nics(restart::started(observed, instance), instance);
-    if let Some(spec) = observed.vm.spec.template.spec.as_ref().filter(|_| !changes.gone.is_empty()) {
-        let mut spec = spec.clone();
-        nics::remove(&changes.gone, &mut spec);
-        let mut wanted = observed.vm.clone();
-        wanted.spec.template.spec = Some(spec);
-        decision.effects.extend(Effect::change(Kind::VirtualMachine, observed.vm, &wanted, None)?);
+    let mut wanted = observed.vm.clone();
+    if let Some(spec) = wanted.spec.template.spec.as_mut().filter(|_| !changes.gone.is_empty()) {
+        nics::remove(&changes.gone, spec);
     }
+    keep_pci_topology(instance, &mut wanted.spec.template.metadata);
+    decision.effects.extend(Effect::change(Kind::VirtualMachine, observed.vm, &wanted, None)?);
     let Some(nics) = changes.vmi else { return Ok(None) };
     let mut wanted = instance.clone();
     nics.put(&mut wanted.spec);
     change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)
+}
+
+/// Copies the layout of the PCI buses to a template without one, so that devices keep their addresses at the next start.
+fn keep_pci_topology(instance: &VirtualMachineInstance, template: &mut ObjectMeta) {
+    let has_version = |annotations: &BTreeMap<String, String>| annotations.contains_key(PCI_TOPOLOGY_VERSION);
+    let Some(chosen) = instance.metadata.annotations.as_ref().filter(|annotations| has_version(annotations)) else {
+        return;
+    };
+    if template.annotations.as_ref().is_some_and(has_version) {
+        return;
+    }
+    let annotations = template.annotations.get_or_insert_default();
+    for key in PCI_TOPOLOGY {
+        if let Some(value) = chosen.get(key) {
+            annotations.insert(key.to_owned(), value.clone());
+        }
+    }
 }
 
 /// Changes the VMI. Returns the error of the last attempt.

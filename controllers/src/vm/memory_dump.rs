@@ -6,7 +6,8 @@
 //!   Dissociating -> (no request)
 //! ```
 //! The template keeps the volume until the dump is dissociated: it marks the claim as that of the VM's dumps. The VMI has the
-//! volume while it is written only, and a new VMI starts without it.
+//! volume while it is written only, and a new VMI starts without it. The end of a dump is recorded before the VMI loses the volume: a
+//! request in progress whose VMI lacks the volume gives it the volume, and the dump is written.
 
 use api::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
@@ -58,7 +59,6 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
     let to = |phase: &str| Request { phase: phase.to_owned(), ..request.clone() };
     let failed = |message: String| Next {
         request: Some(Some(Request { message: Some(message), end_timestamp: Some(now.clone()), ..to(phase::FAILED) })),
-        in_vmi: Some(false),
         annotation: Some(FAILED_DUMP.to_owned()),
         ..Next::default()
     };
@@ -82,7 +82,6 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
                         file_name: info.target_file_name,
                         ..to(phase::UNMOUNTING)
                     })),
-                    in_vmi: Some(false),
                     ..Next::default()
                 }
             }
@@ -223,16 +222,17 @@ mod tests {
             ("Associating", false, running(false, None), None, Some(true), Some(true), None),
             ("Associating", true, running(false, None), None, Some(true), Some(true), None),
             ("Associating", true, running(true, None), Some("InProgress"), Some(true), Some(true), None),
-            ("Associating", true, None, Some("Failed"), None, Some(false), Some("Memory dump failed")),
+            ("Associating", true, None, Some("Failed"), None, None, Some("Memory dump failed")),
             ("InProgress", true, running(true, Some("MountedToPod")), None, None, Some(true), None),
-            ("InProgress", true, running(true, Some(DUMPED)), Some("Unmounting"), None, Some(false), Some("file")),
+            // Recorded first: without the volume the request in progress would ask for another dump.
+            ("InProgress", true, running(true, Some(DUMPED)), Some("Unmounting"), None, None, Some("file")),
             (
                 "InProgress",
                 true,
                 running(true, Some(DUMP_FAILED)),
                 Some("Failed"),
                 None,
-                Some(false),
+                None,
                 Some("Memory dump failed"),
             ),
             (
@@ -241,9 +241,10 @@ mod tests {
                 Some(self::vmi(false, true, None)),
                 Some("Failed"),
                 None,
-                Some(false),
+                None,
                 Some("Memory dump failed"),
             ),
+            ("Unmounting", true, running(true, Some(DUMPED)), None, None, Some(false), None),
             ("Unmounting", true, running(false, Some("Detaching")), None, None, Some(false), None),
             ("Unmounting", true, running(false, None), Some("Completed"), None, Some(false), None),
             ("Unmounting", true, None, Some("Completed"), None, Some(false), None),

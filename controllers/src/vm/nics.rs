@@ -12,7 +12,7 @@
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
     constants::condition::MIGRATION_REQUIRED,
-    nics::shown,
+    nics::{DOMAIN, has_source, shown},
     vmi::network::{Interface, Network},
 };
 
@@ -87,7 +87,7 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
         let name = &interface.name;
         match present.interface(name) {
             Some(known) => {
-                match difference(template, interface, &present, known) {
+                match difference(template, &without_shown_mac(vmi, interface, known), &present, known) {
                     Some(Difference::Definition) if is_running && can_move(vmi, interface) => {
                         let network = wanted.networks.iter_mut().find(|network| network.name == *name);
                         if let Some((network, other)) = network.zip(template.network(name)) {
@@ -160,6 +160,19 @@ impl Difference {
 fn can_move(vmi: &VirtualMachineInstance, interface: &Interface) -> bool {
     let moves = vmi.is_live_migratable() || vmi.has_true(MIGRATION_REQUIRED);
     moves && interface.bridge.is_some() && !interface.is_absent()
+}
+
+/// Returns the interface without the MAC address that the guest has without being given one.
+fn without_shown_mac(vmi: &VirtualMachineInstance, interface: &Interface, known: &Interface) -> Interface {
+    let has_mac = |mac: &String| {
+        let shown = shown(vmi, &interface.name).filter(|_| has_source(vmi, &interface.name, DOMAIN));
+        shown.and_then(|shown| shown.mac.as_ref()).is_some_and(|shown| shown.eq_ignore_ascii_case(mac))
+    };
+    let mut interface = interface.clone();
+    if known.mac().is_none() && interface.mac().as_ref().is_some_and(has_mac) {
+        interface.mac_address.clone_from(&known.mac_address);
+    }
+    interface
 }
 
 /// Returns what differs between an interface of the template and that of the VMI.
@@ -283,6 +296,23 @@ mod tests {
             // Before, the pod is being made.
             assert_eq!(compare(template, &vmi(present, status, "Scheduling"), false).vmi, None);
         }
+    }
+
+    #[test]
+    fn mac_address_that_the_guest_has_is_no_change() {
+        let present = with(&[]);
+        let mac = |mac: &str| {
+            let interfaces = json!([{"name": "default", "masquerade": {}, "macAddress": mac}]);
+            nics(&interfaces, &json!([{"name": "default", "pod": {}}]))
+        };
+        let mut vmi = vmi(&present, &["default"], "Running");
+        vmi.status.as_mut().unwrap().interfaces[0].mac = Some("02:00:00:00:00:0a".into());
+        for (template, required) in [(mac("02:00:00:00:00:0A"), false), (mac("02:00:00:00:00:0b"), true)] {
+            let changes = compare(&template, &vmi, false);
+            assert_eq!((changes.restart.is_some(), changes.vmi), (required, None), "{template:?}");
+        }
+        vmi.status.as_mut().unwrap().interfaces[0].info_source = Some("guest-agent".into());
+        assert!(compare(&mac("02:00:00:00:00:0a"), &vmi, false).restart.is_some(), "the domain does not have it");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! applied. It is compared by group. A running VMI takes over a changed placement (see [`super::live`]), sockets and memory (see
 //! [`super::resize`]) unless the cluster's rollout strategy leaves all changes to the next start, hot-pluggable volumes
 //! (see [`super::hotplug`]), interfaces (see [`super::nics`]), and other claims if their data shall move (see
-//! [`crate::volume_migration`]). A change of any other group requires a restart.
+//! [`crate::volume_migration`]). A change of any other group requires a restart, unless a start would give the VMI what it has.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use super::{
     resize::{self, Size},
 };
 use crate::{
-    resources::start_revisions::{Group, TemplateDigests},
+    resources::start_revisions::{Group, SpecDigests, TemplateDigests},
     volume_migration::{self, Step},
 };
 
@@ -74,6 +74,8 @@ pub(super) struct Template {
     pub(super) storage: Storage,
     pub(super) size: Size,
     nics: Nics,
+    /// Groups of which the running VMI has what a start now would give it, if anything requires a restart otherwise.
+    in_effect: Vec<Group>,
 }
 
 impl Template {
@@ -83,7 +85,24 @@ impl Template {
         let nics = Nics::of(&expanded);
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
         let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
-        Self { digests, placement, storage, size, nics }
+        Self { digests, placement, storage, size, nics, in_effect: Vec::new() }
+    }
+
+    /// Finds changed groups of which the VMI has the values already: a client that writes an object back writes into the template
+    /// what the platform has filled in. `spec` returns the spec of a start.
+    pub(super) fn find_in_effect(
+        &mut self,
+        observed: &Observed<'_>,
+        vmi: &VirtualMachineInstance,
+        spec: impl FnOnce() -> Option<VirtualMachineInstanceSpec>,
+    ) {
+        let started = started(observed, vmi);
+        if self.lacks_only_followed(started) {
+            return;
+        }
+        let Some(wanted) = spec().map(SpecDigests::of) else { return };
+        let different = wanted.differences(&SpecDigests::of(vmi.spec.clone()));
+        self.in_effect = self.changes(started).into_iter().filter(|group| !different.contains(group)).collect();
     }
 
     /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
@@ -106,14 +125,15 @@ impl Template {
     }
 
     fn lacks_only_followed(&self, started: Option<&TemplateDigests>) -> bool {
-        self.changes(started).iter().all(|group| match group {
+        let is_followed = |group: &Group| match group {
             // Claims are compared with the VMI itself, which can have moved.
             Group::Placement | Group::Networks | Group::Claims => true,
             // A size that is no longer named is that of the next start.
             Group::Sockets => self.size.sockets.is_some(),
             Group::Guest => self.size.guest.is_some(),
             Group::Cpu | Group::Memory | Group::Volumes | Group::Rest => false,
-        })
+        };
+        self.changes(started).iter().all(|group| is_followed(group) || self.in_effect.contains(group))
     }
 }
 

@@ -8,12 +8,15 @@ use api::{
 };
 use jiff::Timestamp;
 
+/// Time for which a VMI stays that has ended and is not started again. Timestamps are cut to seconds.
+const SHOWN: Duration = Duration::from_secs(2);
+
 /// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Nothing to do.
     Nothing,
-    /// Wait before the start.
+    /// Wait before the start or the deletion.
     Wait(Duration),
     /// Create the VMI.
     Start {
@@ -75,7 +78,11 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
             (None, _) if start_request(vm).is_some() || has_switched(vm, &strategy) => start(),
             (None, _) => Action::Nothing,
             (Some(_), Some(VmiPhase::Failed)) => Action::Delete { restart: true },
-            (Some(_), Some(_)) => Action::Delete { restart: false },
+            // It is not started again, so that nobody waits for its end.
+            (Some(instance), Some(_)) => match shown_for(instance, now).filter(|_| start_request(vm).is_none()) {
+                Some(left) => Action::Wait(left),
+                None => Action::Delete { restart: false },
+            },
             (Some(instance), None) if stop_requested(vm, instance) => Action::Delete { restart: false },
             (Some(_), None) => Action::Nothing,
         },
@@ -96,6 +103,15 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
         },
         other => Action::Unknown(other.as_str().to_owned()),
     }
+}
+
+/// Returns how long a VMI stays that has ended, for clients that look once a second.
+fn shown_for(instance: &VirtualMachineInstance, now: Timestamp) -> Option<Duration> {
+    let transitions = &instance.status.as_ref()?.phase_transition_timestamps;
+    let ended = transitions.iter().find(|transition| transition.phase.as_ref() == Some(instance.phase()))?;
+    let passed =
+        Duration::try_from(now.duration_since(ended.phase_transition_timestamp.as_ref()?.0)).unwrap_or_default();
+    SHOWN.checked_sub(passed).filter(|left| !left.is_zero())
 }
 
 fn after_backoff(vm: &VirtualMachine, now: Timestamp) -> Action {

@@ -1,5 +1,6 @@
 //! The VMI that a VM is started as.
 
+use admission::context::Generated;
 use api::{
     StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
@@ -7,10 +8,11 @@ use api::{
     traceparent::TraceParent,
     vmi::{devices::Input, status::VirtualMachineInstanceStatus},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use uuid::Uuid;
 
 use super::{
+    Observed,
     chosen::{ApplyError, Chosen},
     memory_dump, revision,
 };
@@ -87,6 +89,19 @@ pub(super) fn instance(
     chosen.apply(vm, &mut vmi)?;
     complete_inputs(&mut vmi.spec.domain.devices.inputs);
     Ok(vmi)
+}
+
+/// Returns the spec that a start now would give the VMI, with the defaults of admission. `None`: the VM cannot be started.
+pub(super) fn defaulted_spec(
+    observed: &Observed<'_>,
+    chosen: &Chosen,
+    paused: bool,
+) -> Option<VirtualMachineInstanceSpec> {
+    let mut spec = instance(observed.vm, chosen, observed.config, paused, None).ok()?.spec;
+    // The UUID of the firmware is set already.
+    let generated = Generated { now: Time(observed.now), uuid: String::new(), serial: String::new() };
+    admission::kinds::vmi::default_spec(&mut spec, observed.config, &generated).ok()?;
+    Some(spec)
 }
 
 /// Returns the annotation about backup hooks of a VM or of its template.

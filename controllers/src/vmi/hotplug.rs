@@ -113,10 +113,15 @@ pub(crate) fn plugged_volumes(instance: &VirtualMachineInstance) -> Vec<PluggedV
         .collect()
 }
 
+/// Returns true if the launcher pod has the volume of a status entry. virt-handler owns its phase.
+fn is_handed_over(entry: &VolumeStatus) -> bool {
+    matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED))
+}
+
 /// Returns true if virt-handler has, or may have, the volume of a status entry in the launcher pod.
 fn is_in_use(entry: &VolumeStatus) -> bool {
     match entry.phase.as_deref() {
-        Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED) => true,
+        _ if is_handed_over(entry) => true,
         Some(phase::ATTACHED) => {
             entry.hotplug_volume.as_ref().is_some_and(|attachment| attachment.attach_pod_uid.is_some())
         }
@@ -138,8 +143,11 @@ fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTre
         .filter_map(|volume| {
             let known = entry_of(observed.instance, volume.name)
                 .and_then(|entry| entry.hotplug_volume.as_ref()?.attach_pod_name.as_deref());
-            let of_volume =
-                pods().filter(usable).filter(|pod| pod.claims.get(volume.name).is_some_and(|c| c == volume.claim));
+            // virt-handler takes no volume from a pod of a release whose pods answer no question. What it took before stays.
+            let is_handed_over = entry_of(observed.instance, volume.name).is_some_and(is_handed_over);
+            let of_volume = pods()
+                .filter(|pod| usable(pod) && (pod.answers || is_handed_over))
+                .filter(|pod| pod.claims.get(volume.name).is_some_and(|claim| claim == volume.claim));
             let chosen = of_volume.min_by_key(|pod| {
                 let name = pod.metadata.name.as_deref();
                 let created = pod.metadata.creation_timestamp.as_ref().map(|at| at.0);
@@ -180,8 +188,8 @@ fn update_entry(
         attach_pod_name: pod.and_then(|pod| pod.metadata.name.clone()),
         attach_pod_uid: pod.filter(|pod| pod.ready).and_then(|pod| pod.metadata.uid.clone()),
     });
-    // A volume in the launcher stays there when its pod is replaced, and virt-handler owns its phase.
-    if matches!(entry.phase.as_deref(), Some(phase::READY | phase::MOUNTED | DUMPING | DUMPED | DUMP_FAILED)) {
+    // A volume in the launcher stays there when its pod is replaced.
+    if is_handed_over(entry) {
         return;
     }
     let refusal = claim.and_then(|claim| volume.refusal(claim));

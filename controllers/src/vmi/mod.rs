@@ -20,6 +20,7 @@ mod cid;
 mod conditions;
 mod controller;
 mod hotplug;
+mod ineffective;
 mod migration_required;
 mod networks;
 mod phase;
@@ -44,6 +45,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub(crate) use self::{
     controller::{Vmis, definitions, namespace_limits},
     hotplug::plugged_volumes,
+    ineffective::{Cause, ineffective},
     pods::present_pod,
 };
 use self::{
@@ -139,6 +141,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     let resize = resize::update(observed, pod, &mut wanted);
     derived_status(observed, &own, pod, &mut wanted);
     migration_required::update(observed, pod, &mut wanted, &mut decision);
+    ineffective::update(observed, pod, &mut wanted);
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
 
@@ -147,6 +150,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
         decision.push(with_failure_event(instance, &wanted, change));
         decision.effects.extend(hotplug::events(instance, &wanted));
         decision.effects.extend(resize::events(instance, &wanted));
+        decision.effects.extend(ineffective::event(instance, &wanted));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
@@ -196,7 +200,7 @@ fn derived_status(
     volumes::update_claims(&observed.instance.spec, observed.claims, &mut status.volume_status);
     hotplug::update_status(observed, pod, &mut status.volume_status);
     let Some(pod) = pod else { return };
-    if let Some(attached) = &pod.networks {
+    if let Some(attached) = pod.known_networks() {
         let spec = &observed.instance.spec;
         networks::update(&spec.networks, &spec.domain.devices.interfaces, attached, &mut status.interfaces);
     }

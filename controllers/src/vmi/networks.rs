@@ -10,7 +10,7 @@ use api::{
 
 use crate::{
     launcher_pod,
-    resources::pods::{AttachedNetwork, CachedPod, digest},
+    resources::pods::{AttachedNetwork, CachedPod, NO_NETWORKS, digest},
 };
 
 /// The default link of the pod network.
@@ -46,7 +46,7 @@ pub(super) fn request(instance: &VirtualMachineInstance, pod: &CachedPod) -> Opt
     let request = launcher_pod::network_request(instance, |interface| {
         !interface.is_absent() || nics::has_source(instance, &interface.name, nics::DOMAIN)
     });
-    let request = request.unwrap_or_else(|| "[]".to_owned());
+    let request = request.unwrap_or_else(|| NO_NETWORKS.to_owned());
     (pod.requested_networks != Some(digest(&request))).then_some(request)
 }
 

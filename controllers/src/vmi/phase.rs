@@ -6,7 +6,11 @@ use api::{
     quantity,
 };
 
-use super::{Observed, pod_metadata::memory_overhead, pods::may_run_elsewhere};
+use super::{
+    Observed,
+    pod_metadata::memory_overhead,
+    pods::{may_have_moved, may_run_elsewhere},
+};
 use crate::{resources::pods::CachedPod, runtime::Decision};
 
 /// Time for virt-handler to record the end of a VMI whose launcher has ended.
@@ -130,7 +134,8 @@ fn started(
 
 /// Fails a VMI whose launcher has ended, after virt-handler had time to record the end.
 fn ended(observed: &Observed<'_>, pod: &CachedPod, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
-    if !pod.is_down() {
+    // The end of the target, or a write of virt-handler there, wakes the VMI.
+    if !pod.is_down() || may_have_moved(observed) {
         return;
     }
     // Without a container nothing ran there, and virt-handler records no end.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Observed, conditions, networks};
 use crate::{
     launcher_pod,
-    resources::pods::{ANNOTATION_LIMIT, CachedPod},
+    resources::pods::{ANNOTATION_LIMIT, CachedPod, CreatedFor},
     runtime::{Decision, Effect, Kind, WriteOptions},
 };
 
@@ -70,8 +70,10 @@ pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &
         .collect();
     let mut annotations = backup_annotations(observed, pod);
     annotations.extend(eviction_annotations(observed.instance, pod));
-    let networks = networks::request(observed.instance, pod);
-    annotations.extend(networks.map(|request| (annotation::NETWORKS.to_owned(), json!(request))));
+    if let Some(request) = networks::request(observed.instance, pod) {
+        annotations.extend(other_networks(pod, &request));
+        annotations.insert(annotation::NETWORKS.to_owned(), json!(request));
+    }
     let mut metadata = serde_json::Map::new();
     for (name, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {
@@ -129,6 +131,15 @@ fn eviction_annotations(
     let known = |key: &str| pod.metadata.annotations.as_ref()?.get(key).map(String::as_str);
     let changes = wanted.into_iter().filter(|&(key, value)| known(key) != value);
     changes.map(|(key, value)| (key.to_owned(), json!(value))).collect()
+}
+
+/// Returns the annotation of a pod that gets other networks than those for which it was created.
+fn other_networks(pod: &CachedPod, request: &str) -> Option<(String, serde_json::Value)> {
+    let created_for = pod.created_for.as_deref()?;
+    let digest = created_for.networks.as_ref()?;
+    let changed = CreatedFor { networks: None, ..created_for.clone() };
+    (launcher_pod::networks_digest(request) != *digest)
+        .then(|| (annotation::CREATED_FOR.to_owned(), json!(json!(changed).to_string())))
 }
 
 /// Returns the memory overhead with which a pod was rendered.

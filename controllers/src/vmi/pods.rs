@@ -104,9 +104,18 @@ pub(super) fn is_target(observed: &Observed<'_>, pod: &CachedPod) -> bool {
 /// Returns true if one of the pods may run the guest although none is on the node of the VMI: the guest has not started, or the
 /// target of a migration has it and virt-handler has not recorded that.
 pub(super) fn may_run_elsewhere(observed: &Observed<'_>) -> bool {
+    may_have_moved(observed) || observed.pods.iter().any(|pod| !pod.is_down() && !is_target(observed, pod))
+}
+
+/// Returns true if the target of a migration may have the guest. If it does not, virt-handler of its node records that the migration
+/// has failed.
+pub(super) fn may_have_moved(observed: &Observed<'_>) -> bool {
     let state = observed.instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
-    let has_begun = state.is_some_and(|state| state.start_timestamp.is_some() && !state.failed);
-    observed.pods.iter().filter(|pod| !pod.is_down()).any(|pod| has_begun || !is_target(observed, pod))
+    // Once the address is published, the source may begin.
+    let has_begun = |state: &VirtualMachineInstanceMigrationState| {
+        (state.start_timestamp.is_some() || state.target_node_address.is_some()) && !state.failed && !state.completed
+    };
+    state.is_some_and(has_begun) && observed.pods.iter().any(|pod| !pod.is_down() && is_target(observed, pod))
 }
 
 /// Returns the pod that runs the VMI. Until its node is known, that is the newest. There is no second one beside a running one on
@@ -234,7 +243,13 @@ pub(super) fn delete_pods<'a>(
     pods: impl Iterator<Item = &'a CachedPod>,
     decision: &mut Decision,
 ) {
-    for pod in pods.filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+    let grace = launcher_pod::grace_of_pod(observed.instance);
+    // The grace period of a VMI can become shorter while its pod ends. kubelet keeps to it without virt-handler.
+    let is_kept = |pod: &&CachedPod| match pod.metadata.deletion_timestamp {
+        Some(_) => pod.metadata.deletion_grace_period_seconds.is_some_and(|seconds| seconds > grace),
+        None => true,
+    };
+    for pod in pods.filter(is_kept) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let regarding = || Kind::Instance.reference(&observed.instance.metadata);
         let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
@@ -244,6 +259,7 @@ pub(super) fn delete_pods<'a>(
         }
         decision.push(
             Effect::delete(Kind::Pod, &pod.metadata)
+                .within(grace)
                 .on_success(Event::normal(
                     regarding(),
                     event::SUCCESSFUL_DELETE,

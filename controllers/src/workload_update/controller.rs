@@ -1,12 +1,14 @@
 //! The workload update controller: its watches and observations.
 
 use std::{
-    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use api::{KubeVirt, VirtualMachineInstance, VirtualMachineInstanceMigration};
+use api::{
+    KubeVirt, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    constants::condition::WORKLOAD_UPDATE_INEFFECTIVE,
+};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 
@@ -31,6 +33,7 @@ pub(crate) struct WorkloadUpdates {
     key: Key,
     deployment: Deployment,
     config: ConfigHandle,
+    launcher_image: String,
     memory: Mutex<Memory>,
 }
 
@@ -41,8 +44,6 @@ struct Memory {
     last_decision: Option<Timestamp>,
     /// Time of the last batch of evictions. A new leader starts with a batch.
     last_batch: Option<Timestamp>,
-    /// Launcher pods from which VMIs were migrated because of their version, by the UID of the VMI.
-    left: HashMap<String, String>,
 }
 
 impl WorkloadUpdates {
@@ -52,6 +53,7 @@ impl WorkloadUpdates {
             key: Key::new(setup.options.namespace.clone(), ""),
             deployment: Deployment::new(&setup.options),
             config: setup.config.clone(),
+            launcher_image: setup.options.launcher_image.clone(),
             memory: Mutex::default(),
         }
     }
@@ -75,9 +77,11 @@ pub(crate) struct Snapshot {
 }
 
 /// The facts of a VMI whose change can lead to another decision.
-fn facts(vmi: Option<&VirtualMachineInstance>) -> Option<(bool, bool, bool)> {
+fn facts(vmi: Option<&VirtualMachineInstance>) -> Option<[bool; 4]> {
     let vmi = vmi.filter(|vmi| needs_update(vmi))?;
-    Some((super::need::change_need(vmi, Timestamp::MAX).is_some(), vmi.is_live_migratable(), super::is_free(vmi)))
+    let changes = super::need::change_need(vmi, &[], Timestamp::MAX).is_some();
+    let is_ineffective = vmi.has_true(WORKLOAD_UPDATE_INEFFECTIVE);
+    Some([changes, vmi.is_live_migratable(), super::is_free(vmi), is_ineffective])
 }
 
 impl Controller for WorkloadUpdates {
@@ -153,9 +157,6 @@ impl Controller for WorkloadUpdates {
         }
         let mut memory = self.memory();
         memory.last_decision = Some(attempt.now);
-        if snapshot.outdated_count == 0 {
-            memory.left.clear();
-        }
         let plan = super::decide(&Observed {
             kubevirt: &snapshot.kubevirt,
             deployment: &self.deployment,
@@ -164,14 +165,13 @@ impl Controller for WorkloadUpdates {
             changing: &snapshot.changing,
             limit: snapshot.limit,
             migrations: &snapshot.migrations,
-            left: &memory.left,
+            launcher_image: &self.launcher_image,
             last_batch: memory.last_batch,
             now: attempt.now,
         })?;
         if plan.evicts {
             memory.last_batch = Some(attempt.now);
         }
-        memory.left.extend(plan.left);
         Ok(plan.decision)
     }
 }

@@ -8,18 +8,15 @@
 //!   launcher outdated  migration                            eviction
 //!   change pending     migration before all others          nothing: the guest goes on with what it has
 //! ```
-//! A migration whose reason was taken back is deleted.
+//! A migration whose reason was taken back is deleted. A VMI whose pod was created for the present launcher or for the change, and
+//! lacks it, is left alone and shows condition WorkloadUpdateIneffective.
 
 mod controller;
 mod need;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     KubeVirt, MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
@@ -43,6 +40,7 @@ use crate::{
         vmis::{is_outdated, needs_migration},
     },
     runtime::{Decision, Effect, Event, Kind, WriteOptions},
+    vmi::{Cause, ineffective},
 };
 
 /// The method that migrates.
@@ -78,8 +76,8 @@ pub(crate) struct Observed<'a> {
     pub limit: u32,
     /// Migrations that have not ended, with their VMIs.
     pub migrations: &'a [Unfinished],
-    /// Launcher pods from which VMIs were migrated because of their version, by the UID of the VMI.
-    pub left: &'a HashMap<String, String>,
+    /// Launcher image of this installation.
+    pub launcher_image: &'a str,
     /// Time of the last batch of evictions.
     pub last_batch: Option<Timestamp>,
     /// The current time.
@@ -101,8 +99,6 @@ struct Plan {
     decision: Decision,
     /// A batch of evictions is due, and it is not empty.
     evicts: bool,
-    /// Launcher pods that VMIs leave because of their version, by the UID of the VMI.
-    left: Vec<(String, String)>,
 }
 
 /// Returns the time between two batches.
@@ -204,11 +200,12 @@ fn migrate(observed: &Observed<'_>, plan: &mut Plan) -> Result<(), serde_json::E
     let mut waiting: BTreeMap<(bool, Vec<u8>), (&VmiWithPods, Need)> = BTreeMap::new();
     for candidate in observed.changing.iter().chain(observed.outdated) {
         let vmi = &candidate.vmi;
-        let need = change_need(vmi, observed.now);
+        let ineffective = ineffective_for(observed, candidate);
+        let need = change_need(vmi, &ineffective, observed.now);
         if let Some(Need::Later(time)) = need {
             plan.decision.wake(time);
         }
-        let outdated = is_outdated(vmi) && !was_in_vain(candidate, observed.left);
+        let outdated = is_outdated(vmi) && !ineffective.contains(&Cause::Version);
         let need = need.filter(|need| !matches!(need, Need::Later(_))).or(outdated.then_some(Need::Version));
         let Some(need) = need.filter(|_| can_migrate(candidate, &busy)) else { continue };
         waiting.insert((need == Need::Version, rank(vmi, observed.now)), (candidate, need));
@@ -222,20 +219,13 @@ fn migrate(observed: &Observed<'_>, plan: &mut Plan) -> Result<(), serde_json::E
         }
         slots -= 1;
         plan.decision.push(migration(&candidate.vmi, need)?);
-        if let (Need::Version, Some(pod)) = (need, active_pod(candidate)) {
-            let uid = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| metadata.uid.clone();
-            plan.left.extend(uid(&candidate.vmi.metadata).zip(uid(&pod.metadata)));
-        }
     }
     Ok(())
 }
 
-/// Returns true if a VMI has been migrated because of its version, and its new launcher is outdated, too: something changes the
-/// image of launcher pods. Another migration would change nothing.
-fn was_in_vain(candidate: &VmiWithPods, left: &HashMap<String, String>) -> bool {
-    let former = candidate.vmi.metadata.uid.as_ref().and_then(|uid| left.get(uid));
-    let present = active_pod(candidate).and_then(|pod| pod.metadata.uid.as_ref());
-    former.zip(present).is_some_and(|(former, present)| former != present)
+/// Returns the causes for which another pod would change nothing.
+fn ineffective_for(observed: &Observed<'_>, candidate: &VmiWithPods) -> Vec<Cause> {
+    active_pod(candidate).map(|pod| ineffective(&candidate.vmi, pod, observed.launcher_image)).unwrap_or_default()
 }
 
 fn active_pod(candidate: &VmiWithPods) -> Option<&CachedPod> {
@@ -282,7 +272,8 @@ fn evict_batch(observed: &Observed<'_>, plan: &mut Plan) {
     let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
     let is_candidate = |outdated: &&VmiWithPods| {
         let vmi: &VirtualMachineInstance = &outdated.vmi;
-        is_free(vmi) && !(migrates && vmi.is_live_migratable()) && !busy.contains(&Key::of(&vmi.metadata))
+        let is_left = busy.contains(&Key::of(&vmi.metadata)) || (migrates && vmi.is_live_migratable());
+        is_free(vmi) && !is_left && !ineffective_for(observed, outdated).contains(&Cause::Version)
     };
     let candidates = observed.outdated.iter().filter(is_candidate);
     let mut candidates: Vec<(&VirtualMachineInstance, &CachedPod)> =

@@ -1,12 +1,14 @@
 //! Tests of migrations and evictions.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::*;
-
-static NOTHING_LEFT: LazyLock<HashMap<String, String>> = LazyLock::new(HashMap::new);
+use crate::{
+    launcher_pod::networks_digest,
+    resources::pods::{CreatedFor, NO_NETWORKS},
+};
 
 fn deployment() -> Deployment {
     Deployment::of("kubevirt", "registry.example/virt-launcher", "", "v1")
@@ -26,7 +28,7 @@ fn observed<'a>(
         changing: &[],
         limit: 5,
         migrations: &[],
-        left: &NOTHING_LEFT,
+        launcher_image: "launcher:2",
         last_batch,
         now: now(),
     }
@@ -257,7 +259,6 @@ fn migrations_are_limited_and_changes_go_first() {
         assert_eq!(migrated.len(), count, "{unfinished_ones:?}");
         assert!(migrated.first().is_none_or(|(name, _)| name == "m9"), "{migrated:?}");
         assert_eq!(plan.decision.wake_after, Some(RECHECK));
-        assert_eq!(plan.left.len(), count.saturating_sub(1));
     }
     // A VMI with a migration gets no second one.
     let migrations = [unfinished(0, "Pending", false, Some(&old[0]))];
@@ -265,16 +266,71 @@ fn migrations_are_limited_and_changes_go_first() {
     assert!(decide(&observed).unwrap().decision.effects.is_empty());
 }
 
+/// What a virt-controller decides that has just become the leader: it depends on the objects alone.
 #[test]
-fn launcher_that_is_outdated_after_its_migration_stays() {
+fn no_cause_leads_to_a_second_pod_for_the_same_desired_state() {
     let deployment = deployment();
-    let kubevirt = with_methods(&["LiveMigrate"], &deployment);
-    let old = [outdated(0, &migratable(&[]))];
-    // Pod from which it was migrated; it is migrated again.
-    for (left, expected) in [(None, 1), (Some("p0"), 1), (Some("former"), 0)] {
-        let left: HashMap<String, String> = left.map(|pod| ("u0".to_owned(), pod.to_owned())).into_iter().collect();
-        let plan = decide(&Observed { left: &left, ..observed(&kubevirt, &deployment, &old, None) }).unwrap();
-        assert_eq!(carried_out(&plan).0.len(), expected, "{left:?}");
+    let created_for = |launcher: &str, networks: &str, vcpus: u32, memory: i64| CreatedFor {
+        launcher: launcher.to_owned(),
+        networks: Some(networks_digest(networks)),
+        vcpus,
+        memory: Some(memory),
+    };
+    let none = NO_NETWORKS;
+    let present = || created_for("launcher:2", none, 4, 64 << 20);
+    let older = |condition: Value| migratable(&[condition]);
+    let required = || older(pending("MigrationRequired", "AutoMigrationDueToLiveUpdate"));
+    let cpu = || older(pending("HotVCPUChange", "PodResizeInfeasible"));
+    let memory = || older(pending("HotMemoryChange", "PodResizeRefused"));
+    let volumes = |ended: &str, failed: bool| {
+        let mut status = older(pending("VolumesChange", ""));
+        status["migrationState"] = json!({"endTimestamp": ended, "completed": true, "failed": failed});
+        status
+    };
+    let (before, after) = ("2029-12-31T23:59:00Z", "2030-01-01T00:05:00Z");
+    let plain = || json!({"phase": "Running"});
+    // Cause, status, its pod was created for, when (the change is of 00:00); migrations and evictions.
+    for (cause, status, created_for, at, expected) in [
+        ("first", migratable(&[]), Some(created_for("launcher:1", none, 4, 64 << 20)), after, (1, 0)),
+        ("of an older release", migratable(&[]), None, after, (1, 0)),
+        ("version", migratable(&[]), Some(present()), after, (0, 0)),
+        ("first", plain(), Some(created_for("launcher:1", none, 4, 64 << 20)), after, (0, 1)),
+        // The VMI is a new one after its eviction.
+        ("version", plain(), Some(present()), after, (0, 0)),
+        ("first", required(), Some(created_for("launcher:2", "[1]", 4, 64 << 20)), after, (1, 0)),
+        ("plugged", required(), Some(CreatedFor { networks: None, ..present() }), after, (1, 0)),
+        ("networks", required(), Some(present()), after, (0, 0)),
+        ("first", cpu(), Some(created_for("launcher:2", none, 2, 64 << 20)), before, (1, 0)),
+        // It was smaller meanwhile.
+        ("again", cpu(), Some(present()), before, (1, 0)),
+        ("another", cpu(), Some(created_for("launcher:2", none, 2, 64 << 20)), after, (1, 0)),
+        ("cpu", cpu(), Some(present()), after, (0, 0)),
+        ("first", memory(), Some(created_for("launcher:2", none, 4, 32 << 20)), after, (1, 0)),
+        ("memory", memory(), Some(present()), after, (0, 0)),
+        ("first", volumes(before, false), Some(present()), after, (1, 0)),
+        ("failed", volumes(after, true), Some(present()), after, (1, 0)),
+        ("volumes", volumes(after, false), Some(present()), after, (0, 0)),
+    ] {
+        let is_version = created_for.as_ref().is_none_or(|known| known.launcher == "launcher:1") || cause == "version";
+        let mut candidate = outdated(0, &status);
+        let vmi = Arc::make_mut(&mut candidate.vmi);
+        if !is_version {
+            vmi.metadata.labels = None;
+        }
+        vmi.spec.domain.cpu = serde_json::from_value(json!({"cores": 4})).unwrap();
+        vmi.spec.domain.memory = serde_json::from_value(json!({"guest": "64Mi"})).unwrap();
+        let pod = Arc::make_mut(&mut candidate.pods[0]);
+        pod.metadata.creation_timestamp = serde_json::from_value(json!(at)).unwrap();
+        pod.image = Some(if is_version { "mirror/launcher:2" } else { "launcher:2" }.to_owned());
+        pod.created_for = created_for.clone().map(Box::new);
+        let candidates = [candidate];
+        let (outdated, changing) = if is_version { (&candidates[..], &[][..]) } else { (&[][..], &candidates[..]) };
+        let kubevirt = with_methods(&["LiveMigrate", "Evict"], &deployment);
+        let plan = decide(&Observed { changing, ..observed(&kubevirt, &deployment, outdated, None) }).unwrap();
+        let (migrated, evicted) = carried_out(&plan);
+        assert_eq!((migrated.len(), evicted), expected, "{cause} {status} {created_for:?}");
+        let causes = ineffective(&candidates[0].vmi, &candidates[0].pods[0], "launcher:2");
+        assert_eq!(causes.is_empty(), expected != (0, 0), "{cause} shows {causes:?}");
     }
 }
 

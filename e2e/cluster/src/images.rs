@@ -10,7 +10,7 @@ use std::{
 use crate::{
     command::{program, run},
     error::{Error, FileContext, Result},
-    host,
+    host, pause,
     plan::{Node, Plan},
     progress::Progress,
     render::node::CONTAINERD_SOCKET,
@@ -51,9 +51,58 @@ pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
 /// Fails if containerd does not answer.
 pub fn digests(plan: &Plan, bin: &Path) -> Result<BTreeMap<String, String>> {
     let Some((_, pid)) = running_nodes(plan).into_iter().next() else { return Ok(BTreeMap::new()) };
+    digests_of(pid, bin)
+}
+
+/// Returns the digest of each image of a node.
+fn digests_of(pid: i32, bin: &Path) -> Result<BTreeMap<String, String>> {
+    Ok(parse_digests(&run("listing the images", ctr(pid, bin).arg("list"))?))
+}
+
+/// Returns a command about the images of a node.
+fn ctr(pid: i32, bin: &Path) -> Command {
     let mut command = enter(pid, ["--mount"]);
-    command.arg(bin.join("ctr")).args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "list"]);
-    Ok(parse_digests(&run("listing the images", &mut command)?))
+    command.arg(bin.join("ctr")).args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images"]);
+    command
+}
+
+/// Copies the images of another running node to a node without sandbox image, which can start no pod yet. A node with one has
+/// them, or got others since.
+///
+/// # Errors
+/// Fails if containerd of the node does not answer. An image that cannot be copied is reported.
+pub(crate) fn copy_to_new(plan: &Plan, node: &Node, pid: i32, bin: &Path, progress: &Progress) -> Result<()> {
+    let present = digests_of(pid, bin)?;
+    if present.contains_key(pause::IMAGE) {
+        return Ok(());
+    }
+    let Some((_, other)) = running_nodes(plan).into_iter().find(|(other, _)| other.name != node.name) else {
+        return Ok(());
+    };
+    let file = node.folder.join("image.tar");
+    // The other node may be a new one of the same `up`, whose containerd does not answer yet: then it has no images.
+    for name in missing(&digests_of(other, bin).unwrap_or_default(), &present) {
+        let step = format!("exporting {name}");
+        let copied =
+            run(&step, ctr(other, bin).arg("export").arg(&file).arg(&name)).and_then(|_| import(node, pid, bin, &file));
+        progress.step(match copied {
+            Ok(()) => format!("{}: copied {name}", node.name),
+            Err(error) => format!("{}: cannot copy {name}: {error}", node.name),
+        });
+    }
+    if file.exists() {
+        fs::remove_file(&file).at("remove", &file)?;
+    }
+    Ok(())
+}
+
+/// Returns the names of images that a node lacks. The sandbox image comes last, from its own archive; names of content have no
+/// use without a name of an image.
+fn missing(other: &BTreeMap<String, String>, present: &BTreeMap<String, String>) -> Vec<String> {
+    let wanted = other.iter().filter(|(name, digest)| {
+        *name != pause::IMAGE && !name.starts_with("sha256:") && present.get(*name) != Some(*digest)
+    });
+    wanted.map(|(name, _)| name.clone()).collect()
 }
 
 fn parse_digests(table: &str) -> BTreeMap<String, String> {
@@ -73,12 +122,7 @@ fn parse_digests(table: &str) -> BTreeMap<String, String> {
 /// Fails if the import fails.
 pub fn import(node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
     let step = format!("importing {} into {}", file.display(), node.name);
-    let mut command = enter(pid, ["--mount"]);
-    command
-        .arg(bin.join("ctr"))
-        .args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import"])
-        .arg(file);
-    run(&step, &mut command).map(drop)
+    run(&step, ctr(pid, bin).arg("import").arg(file)).map(drop)
 }
 
 /// Returns a command that runs in some of the namespaces of a node's first process.
@@ -92,6 +136,16 @@ pub fn enter<'a>(pid: i32, namespaces: impl IntoIterator<Item = &'a str>) -> Com
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn new_node_gets_the_images_of_another_but_the_sandbox_image() {
+        let images = |names: &[(&str, &str)]| -> BTreeMap<String, String> {
+            names.iter().map(|(name, digest)| ((*name).to_owned(), (*digest).to_owned())).collect()
+        };
+        let other = images(&[("a:1", "x"), ("b:1", "y"), ("c:1", "z"), ("sha256:1", "w"), (pause::IMAGE, "p")]);
+        assert_eq!(missing(&other, &images(&[("b:1", "y"), ("c:1", "old")])), ["a:1", "c:1"]);
+        assert!(missing(&images(&[(pause::IMAGE, "p")]), &BTreeMap::new()).is_empty());
+    }
 
     #[test]
     fn digests_are_read_from_the_table() {

@@ -79,6 +79,14 @@ impl Places {
     }
 }
 
+impl Taken<'_> {
+    /// Returns the part of all places that these are.
+    #[must_use]
+    pub fn part(&self) -> f64 {
+        self.count.map_or(1.0, |count| count as f64 / self.places.total as f64)
+    }
+}
+
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut state = self.places.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,6 +124,13 @@ mod tests {
         ] {
             assert_eq!((state.is_next(7, 2, 4), state.is_free()), (next, free), "{state:?}");
         }
+    }
+
+    #[test]
+    fn places_are_a_part_of_all() {
+        let places = Places::new(4);
+        assert_eq!([1, 2, 9].map(|count| places.take(count).part()), [0.25, 0.5, 1.0]);
+        assert_eq!(places.take_all().part(), 1.0);
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
     kubectl.apply("creating the bootstrap objects", &render::manifests::bootstrap(plan))?;
     // Includes nodes that already run: the `up` that started them may have been interrupted.
     for node in &nodes {
-        finish_node(node, &bin, &kubectl)?;
+        finish_node(plan, node, &bin, &kubectl, progress)?;
         progress.step(format!("{}: ready", node.name));
     }
     wait_for_namespace(plan, &kubectl)?;
@@ -334,7 +334,7 @@ fn wait_for_api(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
 }
 
 /// Completes the set-up that needs the running node and API server, and waits until the node is ready.
-fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
+fn finish_node(plan: &Plan, node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
     let name = node.name.as_str();
     let pid = host::init_process(&node.namespace)
         .ok_or_else(|| Error::Refused(format!("{name} exited{}", log_tail(&node.logs.join("init.log")))))?;
@@ -348,18 +348,14 @@ fn finish_node(node: &Node, bin: &Path, kubectl: &Kubectl) -> Result<()> {
         || log_tail(&containerd),
     )?;
     // containerd creates its socket before it serves, so the first attempts can fail.
-    let image = node.folder.join("pause.tar");
-    let mut refused = None;
     wait(
-        &format!("{name}: importing the sandbox image"),
+        &format!("{name}: importing images"),
         Duration::from_secs(30),
         INTERVAL,
-        || {
-            refused = images::import(node, pid, bin, &image).err();
-            Ok(refused.is_none())
-        },
+        || Ok(images::copy_to_new(plan, node, pid, bin, progress).is_ok()),
         || log_tail(&containerd),
     )?;
+    images::import(node, pid, bin, &node.folder.join("pause.tar"))?;
     let kubelet = node.logs.join("kubelet.log");
     let range = serde_json::json!({"spec": {"podCIDR": node.pods.to_string(), "podCIDRs": [node.pods.to_string()]}});
     wait(

@@ -16,6 +16,7 @@ mod notes;
 mod notices;
 mod rights;
 mod sbom;
+mod signature;
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use self::{chart::Published, crates::Crate, debian::Package};
+use self::{chart::Published, crates::Crate, debian::Package, signature::Key};
 use crate::{
     EPOCH_TEXT, Image, archive_path,
     cache::hex,
@@ -69,6 +70,10 @@ pub struct Options {
     pub former: Option<PathBuf>,
     /// True for a registry with plain HTTP.
     pub insecure: bool,
+    /// Replaces images and a chart of the same version.
+    pub overwrite: bool,
+    /// Private key that signs images and checksums.
+    pub sign_key: Option<PathBuf>,
 }
 
 /// A released image.
@@ -87,6 +92,7 @@ pub fn release(options: &Options) -> Result<Vec<String>> {
         None => chart::app_version(&read(&Path::new(CHART).join("Chart.yaml"))?)?,
     };
     chart::check_version(&version)?;
+    let key = options.sign_key.as_deref().map(Key::read).transpose()?;
     if options.out.exists() {
         fs::remove_dir_all(&options.out).at(&options.out)?;
     }
@@ -123,8 +129,17 @@ pub fn release(options: &Options) -> Result<Vec<String>> {
     let notes =
         notes::text(&version, &images.collect::<Vec<_>>(), &read(Path::new("CHANGELOG.md"))?, rights.as_deref());
     put("RELEASE_NOTES.md", notes)?;
-    put("SHA256SUMS", checksums(&options.out)?)?;
+    let sums = checksums(&options.out)?;
+    if let Some(key) = &key {
+        let path = options.out.join("SHA256SUMS.sig");
+        fs::write(&path, key.sign(sums.as_bytes())?).at(&path)?;
+    }
+    put("SHA256SUMS", sums)?;
 
+    let charts = format!("oci://{}/charts", published.registry);
+    if !options.overwrite {
+        refuse_replacement(options, &published, &version, &package)?;
+    }
     let mut report = Vec::new();
     for released in &released {
         let archive = archive_path(&options.images, released.image.name);
@@ -136,12 +151,40 @@ pub fn release(options: &Options) -> Result<Vec<String>> {
             options.insecure,
         )?;
         report.push(format!("{target}@{}", released.digest));
+        if let Some(key) = &key {
+            let repository = format!("{}/{}", published.registry, released.image.path);
+            let layout = options.out.join("signature");
+            let tag = key.write_layout(&layout, &repository, &released.digest)?;
+            let target = format!("{repository}:{tag}");
+            registry::copy(&format!("oci:{}", layout.display()), &target, options.insecure)?;
+            fs::remove_dir_all(&layout).at(&layout)?;
+            report.push(target);
+        }
     }
-    let charts = format!("oci://{}/charts", published.registry);
     helm.push(&package, &charts, options.insecure)?;
     report.push(format!("{charts}/{NAME}:{version}"));
     report.push(format!("files in {}", options.out.display()));
     Ok(report)
+}
+
+/// Fails if a tag of the release names something else in the registry. Installations of the version would change.
+fn refuse_replacement(options: &Options, published: &Published, version: &str, package: &Path) -> Result<()> {
+    let chart = registry::digest(&fs::read(package).at(package)?);
+    let images = published.digests.iter().map(|(tagged, digest)| (format!("{}/{tagged}", published.registry), digest));
+    for (reference, digest) in images.chain([(format!("{}/charts/{NAME}:{version}", published.registry), &chart)]) {
+        let found = registry::manifest(&reference, options.insecure)?;
+        if found.is_some_and(|found| !names(&found, digest)) {
+            return Err(Error::NotReleasable(format!(
+                "{reference} exists with another content than {digest}: release another version, or replace it with --overwrite"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns true if a manifest has the digest, or is that of a chart whose package has it.
+fn names(manifest: &[u8], digest: &str) -> bool {
+    registry::digest(manifest) == digest || String::from_utf8_lossy(manifest).contains(&format!("\"{digest}\""))
 }
 
 fn read(path: &Path) -> Result<String> {
@@ -289,5 +332,18 @@ impl Helm<'_> {
             arguments.push(format!("--registry-config={file}"));
         }
         self.run(&arguments).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifest_is_found_by_its_digest_or_that_of_its_package() {
+        let (manifest, package) = (br#"{"layers": [{"digest": "sha256:00ff"}]}"#, "sha256:00ff");
+        for (digest, same) in [(registry::digest(manifest).as_str(), true), (package, true), ("sha256:00fe", false)] {
+            assert_eq!(names(manifest, digest), same, "{digest}");
+        }
     }
 }

@@ -21,7 +21,7 @@ pub(crate) mod xml;
 
 use std::path::{Path, PathBuf};
 
-use api::{StartStrategy, VirtualMachineInstance, quantity};
+use api::{StartStrategy, VirtualMachineInstance, names, quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
@@ -163,9 +163,12 @@ pub(crate) struct Domain {
     pub(crate) plugged: Vec<String>,
 }
 
+/// Longest name of a domain: libvirt appends up to eight characters (`.xml.new`) for the names of its files.
+const DOMAIN_NAME_LIMIT: usize = 247;
+
 /// Returns the name of a VMI's domain.
 pub(crate) fn domain_name(namespace: &str, name: &str) -> String {
-    format!("{namespace}_{name}")
+    names::shortened(&format!("{namespace}_{name}"), DOMAIN_NAME_LIMIT)
 }
 
 /// Renders a VMI as a domain.

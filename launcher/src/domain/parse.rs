@@ -98,6 +98,8 @@ pub(crate) struct InterfaceConfig {
     pub(crate) mac: Option<String>,
     /// Model.
     pub(crate) model: String,
+    /// Queues.
+    pub(crate) queues: u32,
     /// The link is up.
     pub(crate) link_up: bool,
     /// Boot order.
@@ -126,6 +128,11 @@ impl DomainConfig {
     /// Returns the names of its network interfaces.
     pub(crate) fn nics(&self) -> Vec<String> {
         self.interfaces.iter().map(|interface| interface.name.clone()).collect()
+    }
+
+    /// Returns the queues of its network interfaces.
+    pub(crate) fn nic_queues(&self) -> Vec<u32> {
+        self.interfaces.iter().map(|interface| interface.queues).collect()
     }
 
     /// Returns the device names of disks by volume. Empty drives have no volume.
@@ -290,6 +297,7 @@ fn interface(device: Node<'_, '_>) -> Option<InterfaceConfig> {
         name: name(device)?,
         mac: attribute("mac", "address").map(|mac| mac.to_ascii_lowercase()),
         model: attribute("model", "type").unwrap_or_default(),
+        queues: attribute("driver", "queues").and_then(|queues| queues.parse().ok()).unwrap_or(1),
         link_up: attribute("link", "state").as_deref() != Some("down"),
         boot_order: boot_order(device),
         xml: xml.to_owned(),
@@ -339,7 +347,10 @@ mod tests {
         let devices: Vec<(&str, &str)> =
             config.devices.iter().map(|device| (device.element.as_str(), device.name.as_str())).collect();
         assert_eq!(devices, [("input", "t"), ("input", "v"), ("watchdog", "dog"), ("sound", "snd")]);
-        assert!(parse(include_str!("recorded/plain-emulated.xml")).software_emulation);
+        assert_eq!(config.nic_queues()[0], 4);
+        let plain = parse(include_str!("recorded/plain-emulated.xml"));
+        assert!(plain.software_emulation);
+        assert_eq!(plain.nic_queues(), [1]);
     }
 
     #[test]

@@ -21,17 +21,25 @@ const THAW_DEADLINE: Duration = Duration::from_secs(20);
 /// Pause between attempts of an automatic thaw, and their number: the guest agent may be busy or the guest paused.
 const THAW_RETRY: Duration = Duration::from_secs(5);
 const THAW_ATTEMPTS: u32 = 720;
+/// Time after an automatic thaw is due for which probes of the guest do not count: the guest may be slow.
+const PROBES_MARGIN: Duration = Duration::from_secs(60);
+/// The same for a freeze without automatic thaw: its end is the user's.
+const NO_THAW: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Longest time of an automatic thaw that another launcher hands over, in seconds.
+const LONGEST_THAW: u32 = 7 * 24 * 3600;
 
 /// The pending automatic thaw, if any.
 #[derive(Debug)]
 pub(super) struct Thaw {
     file: PathBuf,
     task: Option<AbortHandle>,
+    /// The guest is being frozen or is frozen: probes do not count before this time.
+    frozen_until: Option<Instant>,
 }
 
 impl Thaw {
     pub(super) fn new(file: PathBuf) -> Self {
-        Self { file, task: None }
+        Self { file, task: None, frozen_until: None }
     }
 
     /// Returns the time at which a thaw is due, in seconds since 1970.
@@ -40,11 +48,17 @@ impl Thaw {
     }
 
     #[cfg(test)]
+    pub(super) fn frozen_until(&self) -> Option<Instant> {
+        self.frozen_until
+    }
+
+    #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.task.is_none()
     }
 
     fn disarm(&mut self) {
+        self.frozen_until = None;
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -113,9 +127,14 @@ impl GuestAgent {
         // Schedule the thaw first: if the answer to the freeze is lost, the guest must not stay frozen.
         if thaw_after > 0 {
             self.arm(now() + u64::from(thaw_after));
+        } else {
+            self.thaw().frozen_until = Some(limit);
         }
         match self.inner.command(COMMAND, limit).await {
             Ok(_) => {
+                if thaw_after == 0 {
+                    self.thaw().frozen_until = Some(Instant::now() + NO_THAW);
+                }
                 self.inner.learn(Query::Freeze, Answer::Freeze("frozen".into()));
                 tracing::info!(thaw_after, "the guest's file systems are frozen");
                 Ok(())
@@ -138,7 +157,26 @@ impl GuestAgent {
             tracing::warn!(%error, "cannot store the time of the automatic thaw, it will not survive a restart");
         }
         let wait = Duration::from_secs(due.saturating_sub(now()));
+        thaw.frozen_until = Instant::now().checked_add(wait + PROBES_MARGIN);
         thaw.task = Some(tokio::spawn(thaw_later(Arc::downgrade(&self.inner), wait)).abort_handle());
+    }
+
+    /// Returns true while the guest is being frozen or is frozen by a request of this launcher, or of the one that it came from. It
+    /// can be slow to answer then, and runs no programs.
+    pub(crate) fn may_be_frozen(&self) -> bool {
+        self.thaw().frozen_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns the seconds until the automatic thaw, if the guest may be frozen.
+    pub(crate) fn thaw_after(&self) -> Option<u32> {
+        let left = self.thaw().due()?.saturating_sub(now()).max(1);
+        Some(u32::try_from(left).unwrap_or(u32::MAX))
+    }
+
+    /// Schedules the automatic thaw of a guest that has come from another launcher.
+    pub(crate) fn take_thaw(&self, seconds: u32) {
+        tracing::info!(seconds, "file systems may be frozen, continuing the automatic thaw");
+        self.arm(now() + u64::from(seconds.min(LONGEST_THAW)));
     }
 
     /// Resumes the pending thaw of a former worker.

@@ -30,7 +30,7 @@ use futures::future::BoxFuture;
 use protocol::{GuestFileSystem, GuestInfo, GuestInterface, GuestLoad, GuestReportReply, GuestUser};
 use thiserror::Error;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::AbortHandle,
     time::{Instant, timeout_at},
 };
@@ -117,6 +117,8 @@ struct Inner {
     /// Held while a query runs.
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
+    /// Notifies the poll of a change of the domain.
+    changed: Arc<Notify>,
     thaw: Mutex<Thaw>,
     /// Probes succeed without a query.
     probes_paused: AtomicBool,
@@ -156,6 +158,7 @@ impl GuestAgent {
                 facts: watch::Sender::default(),
                 turn: tokio::sync::Mutex::default(),
                 state: Mutex::default(),
+                changed: Arc::default(),
                 thaw: Mutex::new(Thaw::new(thaw_at)),
                 probes_paused: AtomicBool::new(false),
                 silent: AtomicBool::new(false),
@@ -193,6 +196,11 @@ impl GuestAgent {
             }
             _ => {}
         }
+    }
+
+    /// Begins the poll again at its shortest intervals: the domain has changed, so that the guest may, too.
+    pub(crate) fn look_again(&self) {
+        self.inner.changed.notify_one();
     }
 
     /// Returns a report on the guest. Queries without an answer in time fall back to the last known facts.

@@ -43,27 +43,46 @@ impl Due {
         self.at = now + if frozen { FROZEN.min(self.pause) } else { self.pause };
         self.pause = (self.pause * 2).min(self.longest);
     }
+
+    /// Begins again at the shortest interval: something has changed, and more may follow.
+    pub(super) fn begin_again(&mut self, now: Instant) {
+        self.pause = FIRST.min(self.longest);
+        self.at = self.at.min(now + self.pause);
+    }
 }
 
 /// Runs the queries in turn; aborted from outside when the guest agent disconnects.
 pub(super) async fn run(agent: Weak<Inner>) {
     let start = Instant::now();
     let mut plan = RHYTHM.map(|(query, longest)| (query, Due::now(longest, start)));
+    let Some(changed) = agent.upgrade().map(|inner| inner.changed.clone()) else { return };
     loop {
         let Some(next) = plan.iter_mut().min_by_key(|(_, due)| due.at) else { return };
-        sleep_until(next.1.at).await;
-        let Some(inner) = agent.upgrade() else { return };
-        let frozen = ask(inner, next.0).await;
-        next.1.asked(frozen && next.0 == Query::Freeze, Instant::now());
+        let is_changed = tokio::select! {
+            () = changed.notified() => true,
+            () = sleep_until(next.1.at) => {
+                let Some(inner) = agent.upgrade() else { return };
+                let (frozen, is_new) = ask(inner, next.0).await;
+                next.1.asked(frozen && next.0 == Query::Freeze, Instant::now());
+                is_new
+            }
+        };
+        if is_changed {
+            let now = Instant::now();
+            plan.iter_mut().for_each(|(_, due)| due.begin_again(now));
+        }
     }
 }
 
-/// Runs one query. Returns true if the file systems are frozen.
-async fn ask(inner: Arc<Inner>, query: Query) -> bool {
+/// Runs one query. Returns true if the file systems are frozen, and true if the guest has given another answer than before.
+async fn ask(inner: Arc<Inner>, query: Query) -> (bool, bool) {
     let agent = GuestAgent { inner };
+    let before = agent.known(query);
     match agent.ask(query, Instant::now() + POLL_DEADLINE).await {
         Ok(_) | Err(GuestAgentError::Unsupported(_)) => {}
         Err(error) => tracing::debug!(%error, command = query.command(), "the guest agent query failed"),
     }
-    agent.inner.facts.borrow().file_systems == "frozen"
+    let is_new = before.is_some_and(|before| agent.known(query).is_some_and(|answer| answer != before));
+    let is_frozen = agent.inner.facts.borrow().file_systems == "frozen";
+    (is_frozen, is_new)
 }

@@ -141,6 +141,30 @@ async fn the_poll_reports_facts_and_a_disconnect_clears_them() {
     assert!(matches!(stage.agent.users().await, Err(GuestAgentError::NotConnected)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_poll_begins_again_after_a_change() {
+    let asked_after = async |changes_domain: bool, changes_answer: bool| {
+        let stage = Stage::known(&format!("again-{changes_domain}-{changes_answer}")).await;
+        let start = Instant::now();
+        let until = |seconds| tokio::time::sleep_until(start + Duration::from_secs(seconds));
+        // The pauses are 5, 10, 20, 40 and 80 s.
+        until(100).await;
+        stage.guest.lacks_load.store(changes_answer, Ordering::SeqCst);
+        if changes_domain {
+            stage.agent.look_again();
+        }
+        until(108).await;
+        let soon = stage.guest.asked("guest-get-host-name");
+        until(163).await;
+        (soon, stage.guest.asked("guest-get-host-name"))
+    };
+    assert_eq!(asked_after(false, false).await, (5, 6));
+    // Another answer at 155 s.
+    assert_eq!(asked_after(false, true).await, (5, 7));
+    // At 105, 110, 120 and 140 s.
+    assert_eq!(asked_after(true, false).await, (6, 9));
+}
+
 #[tokio::test]
 async fn each_silence_counts_once_and_outlives_the_connection() {
     let stage = Stage::known("silence").await;
@@ -291,6 +315,42 @@ async fn a_restarted_worker_thaws_a_freeze_of_the_former_worker() {
     let thawed = facts.wait_for(|facts| facts.file_systems == "thawed");
     tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
     assert!(!stage.guest.frozen.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn automatic_thaw_moves_with_the_guest() {
+    let source = Stage::known("leaves-frozen").await;
+    assert_eq!(source.agent.thaw_after(), None);
+    source.agent.freeze(100).await.unwrap();
+    let left = source.agent.thaw_after().unwrap();
+    assert!((95..=100).contains(&left), "{left}");
+    let target = stage("arrives-frozen");
+    target.guest.frozen.store(true, Ordering::SeqCst);
+    target.agent.take_thaw(1);
+    target.agent.attend(true, true);
+    assert!(target.agent.may_be_frozen());
+    let mut facts = target.agent.facts();
+    let thawed = facts.wait_for(|facts| facts.file_systems == "thawed");
+    tokio::time::timeout(Duration::from_secs(10), thawed).await.unwrap().unwrap();
+    assert!(!target.guest.frozen.load(Ordering::SeqCst));
+    source.agent.unfreeze().await.unwrap();
+    assert_eq!(source.agent.thaw_after(), None);
+}
+
+#[tokio::test]
+async fn probes_do_not_count_while_the_guest_may_be_frozen() {
+    let stage = Stage::known("probes").await;
+    assert!(!stage.agent.may_be_frozen());
+    for thaw_after in [0, 100] {
+        stage.agent.freeze(thaw_after).await.unwrap();
+        assert!(stage.agent.may_be_frozen(), "{thaw_after}");
+        stage.agent.unfreeze().await.unwrap();
+        assert!(!stage.agent.may_be_frozen(), "{thaw_after}");
+    }
+    stage.agent.freeze(100).await.unwrap();
+    let until = stage.agent.inner.thaw.lock().unwrap().frozen_until().unwrap();
+    let left = until.saturating_duration_since(tokio::time::Instant::now()).as_secs();
+    assert!((155..=160).contains(&left), "bounded by the thaw: {left}");
 }
 
 #[tokio::test]

@@ -65,5 +65,10 @@ pub(super) async fn release(mut carrier: UnixStream, engine: &impl Engine) -> Re
         _ => return Err(Error::new(ErrorKind::InvalidData, "the release is unknown")),
     };
     let has_domain = engine.release(paused).await?;
-    carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await
+    carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await?;
+    // The connection ends without it if the guest is not frozen.
+    if has_domain && let Ok(Ok(seconds)) = timeout(RELEASE_BYTE, carrier.read_u32()).await {
+        engine.thaw_after(seconds);
+    }
+    Ok(())
 }

@@ -58,6 +58,9 @@ pub(crate) trait Engine: Clone + Send + Sync + 'static {
     /// # Errors
     /// When the domain is still arriving or cannot be resumed.
     fn release(&self, paused: bool) -> impl Future<Output = Result<bool>> + Send;
+
+    /// Thaws the file systems of the guest that has arrived after this time in seconds.
+    fn thaw_after(&self, seconds: u32);
 }
 
 /// The channels of this pod. Cheap to clone.
@@ -131,12 +134,13 @@ impl Channels {
         }
     }
 
-    /// Reports the end of the domain to the target's launcher. Returns false if it has no domain.
+    /// Reports the end of the domain to the target's launcher, and then the time until the automatic thaw of its file systems. Returns
+    /// false if it has no domain.
     ///
     /// # Errors
     /// When it does not answer.
-    pub(crate) async fn release(&self, paused: bool) -> Result<bool> {
-        outgoing::release(self, paused).await
+    pub(crate) async fn release(&self, paused: bool, thaw_after: Option<u32>) -> Result<bool> {
+        outgoing::release(self, paused, thaw_after).await
     }
 
     /// Carries bytes between two sockets until both have ended, or channels of this mode are closed.

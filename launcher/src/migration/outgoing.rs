@@ -139,12 +139,19 @@ async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
     }
 }
 
-/// Reports the end of the domain to the target's launcher.
-pub(super) async fn release(channels: &Channels, paused: bool) -> Result<bool> {
+/// Reports the end of the domain to the target's launcher. The time of the thaw follows the answer: launchers of older releases do not
+/// read it.
+pub(super) async fn release(channels: &Channels, paused: bool, thaw_after: Option<u32>) -> Result<bool> {
     let exchange = async {
         let (mut stream, _permit) = channels.inner.waiting.take(Channel::Release).await?;
         stream.write_u8(if paused { STAY_PAUSED } else { RUN }).await?;
-        stream.read_u8().await
+        let answer = stream.read_u8().await?;
+        if let Some(seconds) = thaw_after.filter(|_| answer == RELEASED)
+            && let Err(error) = stream.write_u32(seconds).await
+        {
+            tracing::warn!(%error, "cannot hand over the automatic thaw");
+        }
+        Ok::<u8, Error>(answer)
     };
     match timeout(RELEASE_LIMIT, exchange).await?? {
         RELEASED => Ok(true),

@@ -121,22 +121,63 @@ async fn megabytes_pass_unchanged_while_the_reader_pauses() {
 async fn a_release_has_three_results() {
     let pod = TestPod::new("release");
     pod.channels.open(ChannelMode::Outgoing).unwrap();
-    for (paused, sent, answer, expected) in [
-        (false, b'r', Some(b'k'), Some(true)),
-        (true, b'p', Some(b'k'), Some(true)),
-        (false, b'r', Some(b'n'), Some(false)),
-        (false, b'r', Some(b'?'), None),
-        (false, b'r', None, None),
+    for (paused, thaw_after, sent, answer, expected, follows) in [
+        (false, None, b'r', Some(b'k'), Some(true), None),
+        (true, None, b'p', Some(b'k'), Some(true), None),
+        (false, Some(7), b'r', Some(b'k'), Some(true), Some(7)),
+        (false, Some(7), b'r', Some(b'n'), Some(false), None),
+        (false, None, b'r', Some(b'?'), None, None),
+        (false, None, b'r', None, None, None),
     ] {
         let mut handler = pod.waiting().await;
         let channels = pod.channels.clone();
-        let release = tokio::spawn(async move { channels.release(paused).await });
+        let release = tokio::spawn(async move { channels.release(paused, thaw_after).await });
         assert_eq!(read_byte(&mut handler).await.unwrap(), Channel::Release.byte());
         assert_eq!(read_byte(&mut handler).await.unwrap(), sent);
         if let Some(answer) = answer {
             handler.write_all(&[answer]).await.unwrap();
+            assert_eq!(handler.read_u32().await.ok(), follows, "{answer}");
         }
         drop(handler);
         assert_eq!(release.await.unwrap().ok(), expected, "{answer:?}");
+    }
+}
+
+/// An engine whose guest has arrived.
+#[derive(Clone)]
+struct Arrived(Channels, std::sync::Arc<std::sync::Mutex<Option<u32>>>);
+
+impl Engine for Arrived {
+    fn channels(&self) -> &Channels {
+        &self.0
+    }
+
+    async fn release(&self, _: bool) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn thaw_after(&self, seconds: u32) {
+        *self.1.lock().unwrap() = Some(seconds);
+    }
+}
+
+#[tokio::test]
+async fn the_time_of_the_thaw_follows_the_answer_to_a_release() {
+    let pod = TestPod::new("thaw");
+    // A launcher of an older release sends none.
+    for sent in [None, Some(7)] {
+        let engine = Arrived(pod.channels.clone(), std::sync::Arc::default());
+        let (mut handler, its) = UnixStream::pair().unwrap();
+        let taken = engine.clone();
+        let released = tokio::spawn(async move { incoming::release(its, &taken).await });
+        handler.write_all(b"r").await.unwrap();
+        assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
+        assert_eq!(read_byte(&mut handler).await.unwrap(), b'k');
+        if let Some(seconds) = sent {
+            handler.write_u32(seconds).await.unwrap();
+        }
+        drop(handler);
+        released.await.unwrap().unwrap();
+        assert_eq!(*engine.1.lock().unwrap(), sent);
     }
 }

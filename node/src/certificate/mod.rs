@@ -2,7 +2,8 @@
 //!
 //! For each, virt-handler generates a key that never leaves its memory and creates a CertificateSigningRequest that names its
 //! node. virt-controller signs it if the request came from virt-handler's service account on that node. At 80 % of a
-//! certificate's lifetime the next one is requested, with a new key.
+//! certificate's lifetime the next one is requested, with a new key. If the clocks of virt-controller and this node differ, a new
+//! certificate can seem to be at its end or not to have begun: it is used, and requests follow at growing intervals.
 //!
 //! ```text
 //!   request created -> pending ----> signed ----> in use -----> 80 % of its lifetime
@@ -41,6 +42,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 const MAX_CHAIN: usize = 64 * 1024;
 /// Shortest and longest pause after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// Shortest and longest time between a certificate and the request of the next one.
+const INTERVAL: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+/// Tolerated difference of virt-controller's clock, in seconds.
+const CLOCK_SKEW: i64 = 300;
 /// Interval of checks of the wall clock, which can be set.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
@@ -106,10 +111,24 @@ struct Validity {
 }
 
 impl Validity {
+    fn life(self) -> i64 {
+        self.until.saturating_sub(self.from).max(0)
+    }
+
     /// Returns the time at which the next certificate is requested.
     fn renewal(self) -> i64 {
-        let life = self.until.saturating_sub(self.from).max(0);
-        self.from.saturating_add(life / 5 * 4)
+        self.from.saturating_add(self.life() / 5 * 4)
+    }
+
+    /// Returns true if the next certificate is to be requested.
+    fn is_due(self, now: i64) -> bool {
+        now >= self.renewal() || self.from > now.saturating_add(CLOCK_SKEW)
+    }
+
+    /// Returns the shortest time for which the certificate is used. `former`: that of the one before, which was due at once.
+    fn least_use(self, former: Option<Duration>) -> Duration {
+        let part = Duration::from_secs(u64::try_from(self.life() / 5).unwrap_or(0));
+        former.map_or(INTERVAL.0, |former| former * 2).min(part).clamp(INTERVAL.0, INTERVAL.1)
     }
 }
 
@@ -134,13 +153,24 @@ pub(crate) async fn follow(
 }
 
 async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity) {
-    let mut pause = BACKOFF.0;
+    let (mut pause, mut hasty) = (BACKOFF.0, None);
     loop {
         match obtain(&client, node, role, identity).await {
             Ok(validity) => {
                 pause = BACKOFF.0;
                 tracing::info!(?role, until = validity.until, "certificate in use");
-                while Timestamp::now().as_second() < validity.renewal() {
+                let least = validity.least_use(hasty);
+                let is_due = || validity.is_due(Timestamp::now().as_second());
+                hasty = is_due().then_some(least);
+                if hasty.is_some() {
+                    tracing::warn!(
+                        ?role,
+                        ?validity,
+                        "a new certificate is not in its time: the clocks of the nodes differ"
+                    );
+                }
+                sleep(least).await;
+                while !is_due() {
                     sleep(CLOCK_CHECK).await;
                 }
             }

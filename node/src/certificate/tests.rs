@@ -4,11 +4,17 @@ use rcgen::{BasicConstraints, CertificateSigningRequestParams, IsCa, Issuer};
 use super::*;
 
 fn signed(request: &CertificateSigningRequest) -> Vec<u8> {
+    signed_with(request, |_| {})
+}
+
+fn signed_with(request: &CertificateSigningRequest, change: impl Fn(&mut CertificateParams)) -> Vec<u8> {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let issuer = Issuer::new(params, KeyPair::generate().unwrap());
     let pem = String::from_utf8(request.spec.request.0.clone()).unwrap();
-    CertificateSigningRequestParams::from_pem(&pem).unwrap().signed_by(&issuer).unwrap().pem().into_bytes()
+    let mut request = CertificateSigningRequestParams::from_pem(&pem).unwrap();
+    change(&mut request.params);
+    request.signed_by(&issuer).unwrap().pem().into_bytes()
 }
 
 #[test]
@@ -49,6 +55,15 @@ fn a_signed_request_becomes_the_identity() {
 
 /// An API server that signs or denies each request at once.
 fn api_server(sign: bool, made: tokio::sync::mpsc::UnboundedSender<String>) -> Client {
+    api_server_with(sign, made, |_| {})
+}
+
+/// An API server that signs certificates with a change.
+fn api_server_with(
+    sign: bool,
+    made: tokio::sync::mpsc::UnboundedSender<String>,
+    change: impl Fn(&mut CertificateParams) + Copy + Send + 'static,
+) -> Client {
     let stored = std::sync::Arc::new(tokio::sync::Mutex::new(None));
     let service = tower::service_fn(move |call: http::Request<kube::client::Body>| {
         let (stored, made) = (std::sync::Arc::clone(&stored), made.clone());
@@ -61,7 +76,7 @@ fn api_server(sign: bool, made: tokio::sync::mpsc::UnboundedSender<String>) -> C
                 let reply = serde_json::to_value(&request).unwrap();
                 request.status = Some(if sign {
                     CertificateSigningRequestStatus {
-                        certificate: Some(ByteString(signed(&request))),
+                        certificate: Some(ByteString(signed_with(&request, change))),
                         conditions: None,
                     }
                 } else {
@@ -202,4 +217,50 @@ fn renewal_is_at_four_fifths_of_the_lifetime() {
     // Never later than its end.
     assert_eq!(Validity { from: 2000, until: 1000 }.renewal(), 2000);
     assert!(Validity { from: i64::MIN, until: i64::MAX }.renewal() < i64::MAX);
+}
+
+#[test]
+fn certificate_out_of_its_time_is_due_and_requests_are_rare() {
+    let day = Validity { from: 1_000_000, until: 1_086_400 };
+    // Seconds after its begin, it is due.
+    for (after, due) in [(-301, true), (-300, false), (0, false), (69_119, false), (69_120, true), (1_000_000, true)] {
+        assert_eq!(day.is_due(day.from + after), due, "{after}");
+    }
+    let short = Validity { from: 0, until: 600 };
+    let none = Validity { from: 1, until: 0 };
+    // Time between requests of certificates that are due at once.
+    for (validity, expected) in
+        [(day, &[60, 120, 240, 480, 960, 1920, 3600, 3600][..]), (short, &[60, 120, 120, 120]), (none, &[60, 60])]
+    {
+        let mut former = None;
+        for seconds in expected {
+            let least = validity.least_use(former);
+            assert_eq!(least.as_secs(), *seconds, "{validity:?} {former:?}");
+            former = Some(least);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn virt_handler_whose_clock_is_ahead_does_not_request_without_pause() {
+    let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let ended = |params: &mut CertificateParams| params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    let client = api_server_with(true, made, ended);
+    tokio::spawn(follow(
+        client,
+        "node-1".to_owned(),
+        Role::Handler,
+        std::future::ready(()),
+        Identity::empty(),
+        stop.clone(),
+    ));
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    stop.cancel();
+    let mut count = 0;
+    while requests.try_recv().is_ok() {
+        count += 1;
+    }
+    // At once, and after 1, 3, 7, 15, 31 minutes.
+    assert_eq!(count, 6);
 }

@@ -26,7 +26,7 @@ mod tests;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use api::tls::HANDLER_CN;
@@ -41,7 +41,7 @@ use tokio_util::sync::DropGuard;
 
 use self::arrivals::Arrivals;
 pub(crate) use self::{
-    server::{address, serve},
+    server::{address, follow_address, serve},
     socket::PodSocket,
 };
 use crate::metrics::MigrationMetrics;
@@ -99,7 +99,7 @@ pub(crate) struct Channels(Arc<Inner>);
 
 struct Inner {
     /// Address and port that other nodes dial.
-    endpoint: SocketAddr,
+    endpoint: Mutex<SocketAddr>,
     tls: MutualTls,
     metrics: MigrationMetrics,
     arrivals: Arrivals,
@@ -119,17 +119,17 @@ impl Channels {
     ) -> Result<Self, TlsError> {
         let tls = MutualTls::new(identity, roots, HANDLER_CN, PROTOCOL)?;
         let departing = Arc::new(Semaphore::new(DEPARTING));
+        let endpoint = Mutex::new(endpoint);
         Ok(Self(Arc::new(Inner { endpoint, tls, metrics, arrivals: Arrivals::default(), departing, stop })))
     }
 
-    /// Returns the port that other nodes dial; 0 without a listener.
-    pub(crate) fn port(&self) -> u16 {
-        self.0.endpoint.port()
+    /// Returns address and port that other nodes dial. The port is 0 without a listener.
+    pub(crate) fn endpoint(&self) -> SocketAddr {
+        *self.0.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the address that other nodes dial.
-    pub(crate) fn address(&self) -> IpAddr {
-        self.0.endpoint.ip()
+    fn set_endpoint(&self, endpoint: SocketAddr) {
+        *self.0.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint;
     }
 
     /// Lets `source_node` open channels of this migration to a launcher of this node, until the guard is dropped. A later call

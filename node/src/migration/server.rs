@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api::tls::handler_server_name;
+use api::{address::is_dialable, tls::handler_server_name};
 use daemon::{
     CancellationToken,
     tls::{Accepted, Callers, Limits, TlsStream, serve_streams},
@@ -16,6 +16,7 @@ use protocol::channels::{CONNECTED, Channel};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, UnixStream},
+    task::JoinSet,
     time::timeout,
 };
 
@@ -42,6 +43,10 @@ pub(super) const HEADER_LIMIT: Duration = Duration::from_secs(5);
 const LAUNCHER_LIMIT: Duration = Duration::from_secs(10);
 /// Least interval of logged failures of handshakes. Each pod can cause them.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of checks of the address of migrations.
+const ADDRESS_CHECK: Duration = Duration::from_secs(10);
+/// Most addresses at which a process listens.
+const ADDRESSES: usize = 8;
 /// Interface of the migration network, if the pod of virt-handler has one.
 const INTERFACE: &str = "migration0";
 
@@ -59,19 +64,37 @@ pub(crate) fn address(pod: IpAddr) -> IpAddr {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
     });
-    let found = addresses.find(|address| is_reachable(*address));
-    if let Some(address) = found {
-        tracing::info!(%address, interface = INTERFACE, "migrations use the migration network");
-    }
-    found.unwrap_or(pod)
+    addresses.find(|address| is_dialable(*address)).unwrap_or(pod)
 }
 
-/// Returns true if other nodes can dial the address without the name of an interface.
-fn is_reachable(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => !address.is_link_local() && !address.is_loopback(),
-        IpAddr::V6(address) => !address.is_unicast_link_local() && !address.is_loopback(),
+/// Listens at further addresses when that of the migration network changes, until `stop`. Migrations in progress go on at the address
+/// at which they began. `now` returns the address.
+pub(crate) async fn follow_address(channels: Channels, now: impl Fn() -> IpAddr, stop: CancellationToken) {
+    let mut served = vec![channels.endpoint().ip()];
+    let mut servers = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep(ADDRESS_CHECK) => {}
+        }
+        let (address, known) = (now(), channels.endpoint());
+        if address == known.ip() {
+            continue;
+        }
+        let endpoint = SocketAddr::new(address, known.port());
+        if !served.contains(&address) {
+            if served.len() >= ADDRESSES {
+                continue;
+            }
+            // An address can be unusable at first.
+            let Ok(listener) = daemon::tls::listen(endpoint) else { continue };
+            servers.spawn(serve(channels.clone(), listener, stop.clone()));
+            served.push(address);
+        }
+        tracing::info!(%address, former = %known.ip(), "migrations use another address");
+        channels.set_endpoint(endpoint);
     }
+    while servers.join_next().await.is_some() {}
 }
 
 /// Serves other nodes until `stop`.
@@ -191,18 +214,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_that_other_nodes_reach_are_published() {
-        for (address, expected) in [
-            ("10.1.0.1", true),
-            ("169.254.1.1", false),
-            ("127.0.0.1", false),
-            ("fd00::1", true),
-            ("fe80::1", false),
-            ("::1", false),
-        ] {
-            assert_eq!(is_reachable(address.parse().unwrap()), expected, "{address}");
-        }
+    fn without_a_migration_network_the_address_of_the_pod_is_published() {
         let pod = "10.244.0.7".parse().unwrap();
-        assert_eq!(address(pod), pod, "no migration network");
+        assert_eq!(address(pod), pod);
     }
 }

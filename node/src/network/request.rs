@@ -247,9 +247,14 @@ fn is_link_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 11 && name.bytes().all(plain)
 }
 
-/// Returns the queues of the tap device; the launcher configures the guest's interface alike.
+/// Returns the queues of the tap device: those that the interface has in the running domain, which the present number of vCPUs does
+/// not change. An interface that the domain lacks gets those of the spec, like the launcher's definition.
 pub(crate) fn queues(vmi: &VirtualMachineInstance, interface: &Interface) -> u32 {
     let domain = &vmi.spec.domain;
+    let running = nics::shown(vmi, &interface.name).filter(|_| nics::has_source(vmi, &interface.name, nics::DOMAIN));
+    if let Some(queues) = running.and_then(|shown| u32::try_from(shown.queue_count?).ok()) {
+        return queues.clamp(1, MAX_QUEUES);
+    }
     let virtio = interface.model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");
     if !virtio || domain.devices.network_interface_multiqueue != Some(true) {
         return 1;

@@ -1,13 +1,15 @@
 //! Heartbeat and labels of the node, in one patch.
 //!
 //! Each minute the annotation `kubevirt.io/heartbeat` is set to the time; virt-controller makes the node unschedulable when
-//! it is too old. The same patch contains changed labels, which are rare. `kubevirt.io/schedulable` is set to `true` when
+//! it is too old. The same patch contains changed labels, which are rare. Labels that somebody changes or removes come back within
+//! seconds: the metadata of this node alone is watched, without its status. `kubevirt.io/schedulable` is set to `true` when
 //! kubelet has registered the device plugins for the first time; virt-handler never resets it, because the health of the
 //! devices shows that they cannot be used.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
@@ -16,10 +18,12 @@ use api::{
     constants::{annotation, label},
 };
 use daemon::config::ConfigHandle;
+use futures::{FutureExt, Stream, StreamExt};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{PartialObjectMeta, Patch, PatchParams},
+    runtime::{WatchStreamExt, watcher},
 };
 use prometheus::IntGaugeVec;
 use serde_json::{Value, json};
@@ -37,6 +41,10 @@ use crate::{
 
 /// Interval of heartbeats.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Pause before changes of the node by others are looked at again.
+const QUIET: Duration = Duration::from_secs(5);
+/// Most versions of the node that are skipped at a time.
+const MOST_VERSIONS: usize = 1000;
 /// Longest wait for the cluster configuration before the first heartbeat.
 const CONFIGURATION_WAIT: Duration = Duration::from_secs(10);
 /// Longest call to the API server.
@@ -73,11 +81,32 @@ pub(crate) struct Config {
 pub(crate) async fn run(
     config: Config,
     client: Client,
+    cluster: ConfigHandle,
+    offers: watch::Receiver<Offers>,
+    stop: CancellationToken,
+) {
+    let (api, nodes): (Api<Node>, Api<PartialObjectMeta<Node>>) = (Api::all(client.clone()), Api::all(client));
+    let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
+    let versions = watcher(nodes, own).default_backoff().applied_objects();
+    let versions = versions.filter_map(|version| {
+        if let Err(error) = &version {
+            tracing::debug!(%error, "watch of the node's metadata was interrupted");
+        }
+        std::future::ready(version.ok().map(|node| node.metadata))
+    });
+    keep(config, api, versions, cluster, offers, stop).await;
+}
+
+/// Keeps heartbeat and labels up to date. `versions` are those of the node's metadata as they change.
+async fn keep(
+    config: Config,
+    api: Api<Node>,
+    versions: impl Stream<Item = ObjectMeta>,
     mut cluster: ConfigHandle,
     mut offers: watch::Receiver<Offers>,
     stop: CancellationToken,
 ) {
-    let api: Api<Node> = Api::all(client);
+    let mut versions = pin!(versions);
     let mut documents = Documents::default();
     let mut observed: Option<ObjectMeta> = None;
     let mut deprecated = BTreeSet::new();
@@ -137,8 +166,20 @@ pub(crate) async fn run(
             () = sleep_until(pause) => {}
             () = cluster.changed() => {}
             () = plugin::changed(&mut offers) => {}
+            version = changed(&mut versions, now + QUIET) => observed = Some(version),
         }
     }
+}
+
+/// Returns the next version of the node, not before `from`, and the newest if there are several.
+async fn changed(versions: &mut (impl Stream<Item = ObjectMeta> + Unpin), from: Instant) -> ObjectMeta {
+    sleep_until(from).await;
+    let Some(mut version) = versions.next().await else { return std::future::pending().await };
+    for _ in 0..MOST_VERSIONS {
+        let Some(Some(newer)) = versions.next().now_or_never() else { break };
+        version = newer;
+    }
+    version
 }
 
 /// Shows the deprecated machine types in the metric.
@@ -395,19 +436,53 @@ mod tests {
         Client::new(service, "default")
     }
 
+    fn node_1() -> Config {
+        Config {
+            node: "node-1".to_owned(),
+            deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
+            labeller_dir: "/nonexistent".into(),
+            kubelet_dir: "/nonexistent".into(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn labels_that_somebody_removes_come_back_within_seconds() {
+        let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
+        let (versions, seen) = futures::channel::mpsc::unbounded();
+        let (_plugins, offers) = watch::channel(Offers::new());
+        let (cluster, stop) = (ConfigHandle::fixed(ClusterConfig::default()), CancellationToken::new());
+        let running = tokio::spawn(keep(node_1(), Api::all(api_server(sender)), seen, cluster, offers, stop.clone()));
+        let start = Instant::now();
+        let switches = [("kubevirt.io/cpumanager", "false"), ("cpumanager", "false")];
+        let first: Value = patches.recv().await.unwrap();
+        assert_eq!(first["metadata"]["labels"]["cpumanager"], "false", "{first}");
+        versions.unbounded_send(metadata(&switches, &[])).unwrap();
+        // Of several versions the newest counts.
+        tokio::time::sleep(QUIET * 2).await;
+        versions.unbounded_send(metadata(&[], &[])).unwrap();
+        versions.unbounded_send(metadata(&switches[1..], &[])).unwrap();
+        let second = patches.recv().await.unwrap();
+        assert_eq!(second, json!({"metadata": {"labels": {"kubevirt.io/cpumanager": "false"}}}));
+        // A user who removes it again and again does not cause a patch each time.
+        let before = Instant::now();
+        for _ in 0..50 {
+            versions.unbounded_send(metadata(&switches[1..], &[])).unwrap();
+        }
+        patches.recv().await.unwrap();
+        assert!(before.elapsed() >= QUIET - Duration::from_secs(1), "{:?}", before.elapsed());
+        assert!(start.elapsed() < INTERVAL / 2, "not with the heartbeat");
+        stop.cancel();
+        running.await.unwrap();
+    }
+
     #[tokio::test]
     async fn the_first_patch_is_the_heartbeat_and_the_second_shows_registered_devices() {
         let (sender, mut patches) = tokio::sync::mpsc::unbounded_channel();
         let (plugins, offers) = watch::channel(Offers::new());
         let stop = CancellationToken::new();
-        let config = Config {
-            node: "node-1".to_owned(),
-            deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
-            labeller_dir: "/nonexistent".into(),
-            kubelet_dir: "/nonexistent".into(),
-        };
         let cluster = ConfigHandle::fixed(ClusterConfig::default());
-        let running = tokio::spawn(run(config, api_server(sender), cluster, offers, stop.clone()));
+        let (api, versions) = (Api::all(api_server(sender)), futures::stream::pending());
+        let running = tokio::spawn(keep(node_1(), api, versions, cluster, offers, stop.clone()));
         let first = timeout(Duration::from_secs(5), patches.recv()).await.unwrap().unwrap();
         assert!(first["metadata"]["annotations"]["kubevirt.io/heartbeat"].is_string(), "{first}");
         assert_eq!(first["metadata"]["labels"]["kubevirt.io/schedulable"], Value::Null);

@@ -11,7 +11,7 @@
 //!      └────────────────────────────┴─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The node is watched in the middle state only, so that ready virt-handlers of a large cluster cause no load on the API
+//! The whole node is watched in the middle state only, so that ready virt-handlers of a large cluster cause no load on the API
 //! server. A device that is plugged or unplugged later does not change the readiness: kubelet reports it, and running VMIs
 //! have their devices.
 

@@ -80,6 +80,19 @@ pub enum Error {
     /// The process shares the mount namespace of the node or of virt-handler.
     #[error("process {0} is in the mount namespace of the node")]
     NodeNamespace(i32),
+    /// The process has made a user namespace, in which it may mount.
+    #[error("process {0} is in a user namespace of its own")]
+    UserNamespace(i32),
+    /// A device node of an attachment pod is none of kubelet.
+    #[error("device {major}:{minor} of volume {} is none that kubelet has attached to the attachment pod", volume.display())]
+    Unpublished {
+        /// The volume.
+        volume: PathBuf,
+        /// Major number of the device.
+        major: u32,
+        /// Minor number of the device.
+        minor: u32,
+    },
     /// An attachment pod does not have the claim of a volume.
     #[error("the attachment pod does not have the claim of volume {}", .0.display())]
     NotMounted(PathBuf),

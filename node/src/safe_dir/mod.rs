@@ -272,6 +272,13 @@ impl SafeDir {
         stat_of(&fd, path)
     }
 
+    /// Returns the status of what `path` leads to, through links that stay in this directory. Only for directories of the node.
+    pub(crate) fn stat_through_links(&self, path: impl AsRef<Path>) -> Result<Stat, Error> {
+        let path = beneath(path.as_ref())?;
+        let resolve = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+        stat_of(&self.resolve("look at", path, OFlags::PATH, Mode::empty(), resolve)?, path)
+    }
+
     /// Reads the link at `path` without following it.
     pub(crate) fn read_link(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
         let path = path.as_ref();

@@ -76,9 +76,22 @@ fn enter(peer: &Peer) -> Result<SafeDir, Error> {
     if !peer.is_alive() {
         return Err(Error::PeerGone(peer.pid()));
     }
+    // `/proc` is that of the pod afterwards.
+    let proc = rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let proc = proc.map_err(failed)?;
     // A namespace can be entered only with a root and a working directory that no other thread shares.
     nix::sched::unshare(CloneFlags::CLONE_FS).map_err(|errno| failed(Errno::from_raw_os_error(errno as i32)))?;
     rustix::thread::move_into_thread_name_spaces(peer.pidfd(), ThreadNameSpaceType::MOUNT).map_err(failed)?;
+    // A process that anyone can start in a user namespace of its own has mounts that kubelet has not made. It cannot return
+    // from there, so that its mounts, entered before, were not such ones.
+    let user = |path: String| rustix::fs::statat(&proc, path, AtFlags::empty()).map(|stat| (stat.st_dev, stat.st_ino));
+    let of_peer = user(format!("{}/ns/user", peer.pid()));
+    if !peer.is_alive() {
+        return Err(Error::PeerGone(peer.pid()));
+    }
+    if of_peer.map_err(failed)? != user("self/ns/user".to_owned()).map_err(failed)? {
+        return Err(Error::UserNamespace(peer.pid()));
+    }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     Ok(SafeDir { fd: root.map_err(failed)?.into(), one_mount: false })
 }
@@ -146,8 +159,14 @@ pub(crate) fn clone_directory(peer: &Peer, volume: &str, user: u32) -> Result<De
     Ok(DetachedMount { mount: cloned(&claim.fd, volume)?, device: None })
 }
 
-/// Clones the mount of the node of the block device `volume` in an attachment pod, and gives the node to `user`.
-pub(crate) fn clone_device(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+/// Clones the mount of the node of the block device `volume` in an attachment pod, and gives the node to `user`. `published` are
+/// the devices that kubelet has attached to the pod: a node that the pod has made is none of them.
+pub(crate) fn clone_device(
+    peer: &Peer,
+    volume: &str,
+    published: &[(u32, u32)],
+    user: u32,
+) -> Result<DetachedMount, Error> {
     let nodes = enter(peer)?.open_dir(Path::new(DEVICES).join(volume))?;
     let entries = nodes.list(MAX_NODES)?;
     let mut devices = entries.iter().filter(|entry| entry.kind == Kind::BlockDevice);
@@ -158,6 +177,10 @@ pub(crate) fn clone_device(peer: &Peer, volume: &str, user: u32) -> Result<Detac
     let node = nodes.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
     let stat = stat_of(&node, path)?;
     require_kind(stat, path, Kind::BlockDevice)?;
+    if !published.contains(&stat.rdev) {
+        let (major, minor) = stat.rdev;
+        return Err(Error::Unpublished { volume: volume.into(), major, minor });
+    }
     give(&node, volume, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&node, volume)?, device: Some(stat.rdev) })
 }
@@ -231,18 +254,23 @@ impl Target {
             .map_err(|errno| Error::io("attach the mount on", path, errno))
     }
 
+    /// Returns the number of the block device that the launcher has there.
+    pub(crate) fn device(&self, launcher: &Peer) -> Result<Option<(u32, u32)>, Error> {
+        self.number(&self.open(&enter(launcher)?)?)
+    }
+
+    fn number(&self, directory: &SafeDir) -> Result<Option<(u32, u32)>, Error> {
+        let stat = directory.stat(&self.name)?;
+        Ok(Some(stat).filter(|stat| stat.kind == Kind::BlockDevice).map(|stat| stat.rdev))
+    }
+
     /// Detaches the mount in the namespace of the launcher. Returns the number of its block device. Fails while a process has
     /// the file open, or one of the directory.
     pub(crate) fn detach(&self, launcher: &Peer) -> Result<Option<(u32, u32)>, Error> {
         let directory = self.open(&enter(launcher)?)?;
         let path = Path::new(&self.name);
         // Images and directories are not looked at: their storage may not answer.
-        let device = if self.form == Form::Device {
-            let node = directory.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
-            Some(stat_of(&node, path)?).filter(|stat| stat.kind == Kind::BlockDevice).map(|stat| stat.rdev)
-        } else {
-            None
-        };
+        let device = if self.form == Form::Device { self.number(&directory)? } else { None };
         let failed = |errno| Error::io("detach the mount from", path, errno);
         // One name in the directory of this thread: no other mount can be meant.
         rustix::process::fchdir(&*directory.fd).map_err(failed)?;

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::{
+    VirtualMachineInstance, VirtualMachineInstanceStatus, VmiPhase as Phase,
+    vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::event::Event;
 
@@ -47,4 +51,27 @@ impl Metadata {
             self.annotations.insert(key, None);
         }
     }
+}
+
+/// Enters a phase, and records its time. `hello_at`: the time of the launcher's first answer.
+pub(super) fn enter(
+    next: &mut VirtualMachineInstanceStatus,
+    phase: Phase,
+    hello_at: Option<jiff::Timestamp>,
+    now: jiff::Timestamp,
+) {
+    let list = &mut next.phase_transition_timestamps;
+    let mut add = |phase: Phase, at: jiff::Timestamp| {
+        if !list.iter().any(|known| known.phase.as_ref() == Some(&phase)) {
+            list.push(VirtualMachineInstancePhaseTransitionTimestamp {
+                phase: Some(phase),
+                phase_transition_timestamp: Some(Time(at)),
+            });
+        }
+    };
+    if let Some(hello_at) = hello_at {
+        add(Phase::Scheduled, hello_at);
+    }
+    add(phase.clone(), now);
+    next.phase = Some(phase);
 }

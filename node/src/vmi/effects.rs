@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     future::Future,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -114,6 +115,11 @@ pub(super) struct Executor {
 }
 
 impl Executor {
+    /// Returns address and port under which this node accepts migrations.
+    pub(super) fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
+        self.host.migration_endpoint()
+    }
+
     /// Returns an executor that sends the reports of launchers to `reports`, each with the number of its connection.
     pub(super) fn new(
         host: Arc<dyn Host>,
@@ -260,6 +266,8 @@ impl Executor {
                 self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
             }
             Effect::SetUpNetwork { ref release } => {
+                // An interface that is plugged in gets the queues that the launcher gives it.
+                let vmi = Arc::new(resize::for_launcher(&vmi, &observed.link).into_owned());
                 let (release, vmi) = (release.clone(), nics::with_shown_macs(&vmi));
                 let call = async move { host.set_up_network(&peer, &vmi, &release).await };
                 let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });

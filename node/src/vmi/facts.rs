@@ -16,9 +16,6 @@ use serde::Serialize;
 use super::migration_facts::Migration;
 use crate::launcher::{Candidates, candidates};
 
-/// Default grace period of the cluster in seconds.
-const DEFAULT_GRACE: u64 = 30;
-
 /// Facts of one version of a VMI.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Facts {
@@ -47,7 +44,7 @@ impl Facts {
             uid: vmi.uid().unwrap_or_default(),
             phase: vmi.phase().clone(),
             deleting: vmi.is_deleting(),
-            grace: grace(vmi),
+            grace: u64::try_from(vmi.grace_seconds()).unwrap_or_default(),
             pods: vmi.status.as_ref().map_or(Candidates::None, |status| candidates(&status.active_pods, node)),
             fingerprint: fingerprint(vmi),
             spec: hash(&resize::admitted(vmi).spec),
@@ -58,13 +55,6 @@ impl Facts {
     /// Returns true if the VMI has ended.
     pub(super) fn is_final(&self) -> bool {
         self.phase.is_final()
-    }
-}
-
-fn grace(vmi: &VirtualMachineInstance) -> u64 {
-    match vmi.spec.termination_grace_period_seconds {
-        Some(seconds) => u64::try_from(seconds).unwrap_or(0),
-        None => DEFAULT_GRACE,
     }
 }
 

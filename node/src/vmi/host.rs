@@ -24,7 +24,7 @@ use crate::{
         self, Peer, SafeDir,
         pod_calls::{self, PodCalls},
     },
-    volumes::{Desk, Volumes, Work},
+    volumes::{Desk, Published, Volumes, Work},
 };
 
 /// The user QEMU runs as in a launcher pod.
@@ -127,6 +127,7 @@ pub(crate) struct NodeHost {
     name: String,
     address: IpAddr,
     pods: SafeDir,
+    published: Arc<Published>,
     cache: capabilities::Cache,
     devices: PathBuf,
     config: ConfigHandle,
@@ -151,6 +152,7 @@ impl NodeHost {
             // Launcher sockets lie in plain directories of kubelet's own file system. Other volumes are mounts that pods choose;
             // none of them is entered, so nothing here can hang.
             pods: SafeDir::trusted(&kubelet_root.join("pods"))?.on_one_mount(),
+            published: Arc::new(Published::new(kubelet_root, device_dir)?),
             cache: capabilities::Cache::new(capabilities_dir.to_owned()),
             devices: device_dir.to_owned(),
             config,
@@ -255,13 +257,14 @@ impl Host for NodeHost {
         vmi: &VirtualMachineInstance,
         work: Work,
     ) -> Result<Volumes, PodError> {
-        let desk = Desk { pods: &self.pods, calls: &self.pod_calls, launcher, pod, vmi };
+        let (pods, published) = (&self.pods, &self.published);
+        let desk = Desk { pods, published, calls: &self.pod_calls, launcher, pod, vmi };
         Ok(desk.work(work).await?)
     }
 
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
-        let channels = self.channels.as_ref().filter(|channels| channels.port() != 0)?;
-        Some((channels.address(), channels.port()))
+        let endpoint = self.channels.as_ref()?.endpoint();
+        (endpoint.port() != 0).then(|| (endpoint.ip(), endpoint.port()))
     }
 
     fn carry(&self, vmi: &str, route: Route) -> Carrier {

@@ -21,15 +21,20 @@ const MAX_ADDRESSES: usize = 32;
 /// Longest interface name of the guest. Linux permits 15 characters, Windows more.
 const MAX_NAME: usize = 64;
 
-/// Returns the merged list. `in_domain` are the interfaces of the domain, if its launcher reports them; `guest` is empty while no
-/// guest agent is connected.
+/// Returns the merged list. `in_domain` are the interfaces of the domain and `in_domain_queues` their queues, if its launcher reports
+/// them; `guest` is empty while no guest agent is connected.
 #[must_use]
 pub(super) fn merged(
     vmi: &VirtualMachineInstance,
     pod: Option<&PodNetwork>,
     in_domain: Option<&[String]>,
+    in_domain_queues: &[u32],
     guest: &[GuestInterface],
 ) -> Vec<Interface> {
+    let reported_queues = |name: &str| {
+        let number = in_domain?.iter().position(|nic| nic == name)?;
+        in_domain_queues.get(number).copied()
+    };
     let before = vmi.status.as_ref().map_or(&[][..], |status| status.interfaces.as_slice());
     let mut list: Vec<Interface> = vmi
         .spec
@@ -38,7 +43,10 @@ pub(super) fn merged(
         .interfaces
         .iter()
         .filter_map(|interface| match place(interface, vmi, pod, in_domain) {
-            Place::Domain => Some(from_domain(interface, vmi, pod, before)),
+            Place::Domain => {
+                let queues = reported_queues(&interface.name).unwrap_or_else(|| queues(vmi, interface));
+                Some(from_domain(interface, pod, queues, before))
+            }
             Place::Pod => Some(from_pod(shown(vmi, &interface.name)?)),
             Place::Nowhere => None,
         })
@@ -105,8 +113,8 @@ fn from_pod(former: &Interface) -> Interface {
 
 fn from_domain(
     interface: &api::vmi::network::Interface,
-    vmi: &VirtualMachineInstance,
     pod: Option<&PodNetwork>,
+    queues: u32,
     before: &[Interface],
 ) -> Interface {
     let nic = pod.and_then(|pod| pod.nics.iter().find(|nic| nic.name == interface.name));
@@ -127,7 +135,7 @@ fn from_domain(
         ip_address: addresses.first().cloned(),
         ip_addresses: addresses,
         info_source: Some(DOMAIN.into()),
-        queue_count: Some(i32::try_from(queues(vmi, interface)).unwrap_or(i32::MAX)),
+        queue_count: Some(i32::try_from(queues).unwrap_or(i32::MAX)),
         link_state: Some(if interface.state.as_deref() == Some(DOWN) { DOWN } else { "up" }.into()),
         pod_interface_name: in_pod
             .map(|in_pod| in_pod.pod_interface_name.clone())
@@ -263,7 +271,7 @@ mod tests {
 
     #[test]
     fn without_a_guest_agent_addresses_are_those_of_the_pod_and_the_primary_interface_is_first() {
-        let list = merged(&vmi(), Some(&pod()), None, &[]);
+        let list = merged(&vmi(), Some(&pod()), None, &[], &[]);
         let names: Vec<_> = list.iter().map(|entry| entry.name.as_deref().unwrap()).collect();
         assert_eq!(names, ["default", "second"]);
         assert_eq!(list[0].ip_address.as_deref(), Some("10.244.0.7"));
@@ -292,7 +300,7 @@ mod tests {
             vmi.spec.domain.devices.interfaces[0].state = Some(state.to_owned());
             vmi.status.as_mut().unwrap().interfaces[0].info_source = Some(before.to_owned());
             pod.released.extend(released.then(|| "second".to_owned()));
-            let list = merged(&vmi, Some(&pod), Some(nics), &[]);
+            let list = merged(&vmi, Some(&pod), Some(nics), &[], &[]);
             let second = list.iter().find(|entry| entry.name.as_deref() == Some("second"));
             let found = second.and_then(|entry| entry.info_source.as_deref());
             assert_eq!(found, expected, "{state} {before} {nics:?}");
@@ -306,7 +314,7 @@ mod tests {
             guest("eth0", "02:00:00:00:00:01", &["10.0.2.2/24", "fe80::1/64"]),
             guest("eth1", "02:00:00:00:00:02", &["192.168.1.5"]),
         ];
-        let list = merged(&vmi(), Some(&pod()), None, &reported);
+        let list = merged(&vmi(), Some(&pod()), None, &[], &reported);
         assert_eq!(list.len(), 2);
         assert_eq!(list[0].ip_addresses, ["10.244.0.7"]);
         assert_eq!(list[0].interface_name.as_deref(), Some("eth0"));
@@ -320,7 +328,7 @@ mod tests {
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let reported: Vec<_> =
             (0..100).map(|n| guest(&"x".repeat(500), &format!("02:00:00:00:01:{n:02x}"), &many)).collect();
-        let list = merged(&vmi(), None, None, &reported);
+        let list = merged(&vmi(), None, None, &[], &reported);
         assert_eq!(list.len(), 2 + MAX_GUEST_ONLY);
         assert!(list.iter().all(|entry| entry.ip_addresses.len() <= MAX_ADDRESSES));
         assert!(list.iter().all(|entry| entry.interface_name.as_deref().unwrap_or_default().len() <= MAX_NAME));
@@ -333,15 +341,42 @@ mod tests {
         domain.devices.network_interface_multiqueue = Some(true);
         domain.cpu = serde_json::from_value(json!({"cores": 4})).unwrap();
         domain.devices.interfaces[0].model = Some("e1000e".into());
-        let list = merged(&vmi, Some(&pod()), None, &[]);
+        let list = merged(&vmi, Some(&pod()), None, &[], &[]);
         let queues: Vec<_> = list.iter().map(|entry| (entry.name.as_deref().unwrap(), entry.queue_count)).collect();
         assert_eq!(queues, [("default", Some(4)), ("second", Some(1))]);
     }
 
     #[test]
+    fn queues_are_those_of_the_domain() {
+        let in_domain = ["second".to_owned(), "default".to_owned()];
+        for (source, known, reported, expected) in [
+            ("", None, &[][..], 2),
+            ("domain", Some(1), &[3, 1], 1),
+            ("domain", Some(2), &[3, 1], 1),
+            // A launcher of an older release.
+            ("domain", Some(1), &[], 1),
+            ("domain", None, &[], 2),
+            // Another domain had it.
+            ("multus-status", Some(1), &[], 2),
+        ] {
+            let mut vmi = vmi();
+            vmi.spec.domain.devices.network_interface_multiqueue = Some(true);
+            vmi.spec.domain.cpu = serde_json::from_value(json!({"sockets": 2})).unwrap();
+            vmi.status.as_mut().unwrap().interfaces.push(Interface {
+                name: Some("default".into()),
+                info_source: Some(source.into()),
+                queue_count: known,
+                ..Interface::default()
+            });
+            let list = merged(&vmi, Some(&pod()), Some(&in_domain), reported, &[]);
+            assert_eq!(list[0].queue_count, Some(expected), "{source} {known:?} {reported:?}");
+        }
+    }
+
+    #[test]
     fn text_that_is_no_address_is_left_out() {
         let reported = [guest("eth1", "02:00:00:00:00:02", &["169.254.169.254.evil", "javascript:", "10.9.9.9/8"])];
-        let list = merged(&vmi(), None, None, &reported);
+        let list = merged(&vmi(), None, None, &[], &reported);
         assert_eq!(list[1].ip_addresses, ["10.9.9.9"]);
     }
 }

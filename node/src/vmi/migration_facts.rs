@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use api::{VirtualMachineInstance, vmi::migration::VirtualMachineInstanceMigrationState as State};
+use api::{
+    VirtualMachineInstance, address::is_dialable, vmi::migration::VirtualMachineInstanceMigrationState as State,
+};
 
 /// Connections of a migration that this node carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub(super) struct Migration {
     pub(super) target_node: String,
     /// Address and port of the target's virt-handler, once the target is ready.
     pub(super) endpoint: Option<(IpAddr, u16)>,
+    /// Address of the target that another node cannot have. It is not dialled.
+    pub(super) refused_address: Option<IpAddr>,
     /// The status has the start time.
     pub(super) started: bool,
     /// The status has the end time.
@@ -65,6 +69,8 @@ pub(super) struct Migration {
     pub(super) abort_requested: bool,
     /// The target's node has a pod of the VMI.
     pub(super) target_pod_active: bool,
+    /// The source's node has a pod of the VMI.
+    pub(super) source_pod_active: bool,
 }
 
 impl Migration {
@@ -82,22 +88,28 @@ impl Migration {
         Some(Self {
             uid,
             side,
-            endpoint: endpoint(state),
+            endpoint: endpoint(state).filter(|(address, _)| is_dialable(*address)),
+            refused_address: address(state).filter(|address| !is_dialable(*address)),
             started: state.start_timestamp.is_some(),
             ended: state.end_timestamp.is_some(),
             over: state.completed || state.failed,
             failed: state.failed,
             abort_requested: state.abort_requested,
             target_pod_active: status.active_pods.values().any(|name| *name == target),
+            source_pod_active: status.active_pods.values().any(|name| *name == source),
             source_node: source,
             target_node: target,
         })
     }
 }
 
+fn address(state: &State) -> Option<IpAddr> {
+    state.target_node_address.as_ref()?.parse().ok()
+}
+
 /// Returns address and port of the target's virt-handler.
 fn endpoint(state: &State) -> Option<(IpAddr, u16)> {
-    let address = state.target_node_address.as_ref()?.parse().ok()?;
+    let address = address(state)?;
     let port = state.target_direct_migration_node_ports.iter().find(|(_, channel)| **channel == 0)?.0;
     Some((address, port.parse().ok().filter(|port| *port != 0)?))
 }

@@ -5,7 +5,7 @@ use api::{
     vmi::{
         domain,
         memory::MemoryStatus,
-        status::{VirtualMachineInstanceGuestOsInfo, VirtualMachineInstancePhaseTransitionTimestamp, VolumeStatus},
+        status::{VirtualMachineInstanceGuestOsInfo, VolumeStatus},
     },
 };
 use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time};
@@ -13,7 +13,7 @@ use protocol::{GuestInfo, LauncherState};
 
 use super::{
     conditions::{self, Sync},
-    desired::{Desired, Metadata},
+    desired::{self, Desired, Metadata},
     event::Event,
     interfaces, migratability, migration, nics,
     observed::{Link, Now, Observed},
@@ -135,8 +135,7 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
     // Scheduled is written together with Running, or with the failure that prevents Running.
     let is_intermediate = next_phase == Phase::Scheduled && failure.is_none();
     if next_phase != *current_phase && !is_intermediate {
-        transitions(&mut next, &next_phase, observed, now);
-        next.phase = Some(next_phase.clone());
+        desired::enter(&mut next, next_phase.clone(), observed.hello_at, now.wall);
     }
     let mut metadata = Metadata::default();
     let ends = next.phase.as_ref().is_some_and(Phase::is_final);
@@ -197,8 +196,8 @@ fn of_report(
         return;
     }
     let guest = if report.guest_agent_connected { report.interfaces.as_slice() } else { &[] };
-    next.interfaces =
-        interfaces::merged(&observed.vmi, observed.network.as_deref(), nics::in_domain(&observed.link, report), guest);
+    let (network, in_domain) = (observed.network.as_deref(), nics::in_domain(&observed.link, report));
+    next.interfaces = interfaces::merged(&observed.vmi, network, in_domain, &report.nic_queues, guest);
     let lacks_migration = observed.link.lacks_live_migration();
     conditions::of_domain(&mut next.conditions, &observed.vmi, lacks_migration, report, time);
     resize::apply(next, observed, report, time);
@@ -231,22 +230,6 @@ fn quantity(bytes: u64) -> String {
         }
     }
     bytes.to_string()
-}
-
-fn transitions(next: &mut VirtualMachineInstanceStatus, phase: &Phase, observed: &Observed, now: Now) {
-    let list = &mut next.phase_transition_timestamps;
-    let mut add = |phase: Phase, at: jiff::Timestamp| {
-        if !list.iter().any(|known| known.phase.as_ref() == Some(&phase)) {
-            list.push(VirtualMachineInstancePhaseTransitionTimestamp {
-                phase: Some(phase),
-                phase_transition_timestamp: Some(Time(at)),
-            });
-        }
-    };
-    if let Some(hello_at) = observed.hello_at {
-        add(Phase::Scheduled, hello_at);
-    }
-    add(phase.clone(), now.wall);
 }
 
 fn events(

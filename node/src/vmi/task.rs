@@ -58,10 +58,8 @@ impl Task {
         metrics: VmiMetrics,
     ) -> Self {
         let (sender, reports) = mpsc::channel(REPORTS);
-        let mut observed = Observed::new(vmi, host.name());
-        observed.endpoint = host.migration_endpoint();
         Self {
-            observed,
+            observed: Observed::new(vmi, host.name()),
             executor: Executor::new(host, records, metrics.clone(), sender),
             handle,
             held: None,
@@ -89,6 +87,10 @@ impl Task {
         loop {
             let now = self.now();
             self.observed.note_role(now);
+            // A migration goes on at the address at which it began.
+            if self.observed.route.is_none() {
+                self.observed.endpoint = self.executor.migration_endpoint();
+            }
             let decision = decide::decide(&self.observed, now);
             self.handle.count_sync();
             for effect in decision.effects {

@@ -4,6 +4,8 @@
 //! it may open. A restarted virt-handler reads both. Each volume has a thread and a time limit of its own, so that storage
 //! which does not answer delays no other volume.
 
+mod published;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -13,6 +15,13 @@ use std::{
 
 use api::{VirtualMachineInstance, hotplug};
 use futures::future::join_all;
+use protocol::holder;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+};
+
+pub(crate) use self::published::Published;
 
 use crate::{
     devices::cgroup::{self, Change},
@@ -28,6 +37,10 @@ use crate::{
 const RUNTIME_USER: u32 = 107;
 /// Longest wait for the socket of an attachment pod. virt-handler tries again later.
 const SOCKET_WAIT: Duration = Duration::from_millis(500);
+/// Longest wait for the answer of an attachment pod, which answers one connection at a time.
+const ANSWER_WAIT: Duration = Duration::from_secs(3);
+/// Most bytes of an answer that are read.
+const MAX_ANSWER: u64 = 64;
 /// Longest name of a volume: a DNS label.
 const MAX_NAME: usize = 63;
 
@@ -101,6 +114,20 @@ enum Error {
     /// The attachment pod does not listen yet.
     #[error("the attachment pod is not ready yet")]
     NotReady,
+    /// The attachment pod does not hold this volume for this VMI.
+    #[error("attachment pod {pod} does not hold this volume of VMI {vmi}")]
+    Foreign {
+        /// UID of the pod.
+        pod: String,
+        /// UID of the VMI.
+        vmi: String,
+    },
+    /// The attachment pod does not answer the question.
+    #[error("attachment pod {pod} does not answer for its volumes; one of a former release is replaced")]
+    Silent {
+        /// UID of the pod.
+        pod: String,
+    },
     /// The call did not return, or was not started.
     #[error(transparent)]
     Call(#[from] pod_calls::Error),
@@ -127,6 +154,8 @@ impl Error {
 pub(crate) struct Desk<'a> {
     /// kubelet's directory of pods.
     pub(crate) pods: &'a SafeDir,
+    /// Block devices that kubelet has attached to pods.
+    pub(crate) published: &'a Arc<Published>,
     /// Threads for calls that can hang.
     pub(crate) calls: &'a PodCalls,
     /// The launcher.
@@ -189,22 +218,17 @@ impl Desk<'_> {
             return Err(Error::Name(volume.clone()));
         }
         // What is mounted stays, also after the end of the attachment pod. A device is granted again.
-        if before.get(volume).is_some_and(|form| *form != Form::Device) {
-            return Ok(());
+        match before.get(volume) {
+            Some(Form::Device) => return self.grant_again(volume).await,
+            Some(_) => return Ok(()),
+            None => {}
         }
-        let socket = pod_volume(pod).join(hotplug::SOCKET);
-        let holder = match connect_pod(self.pods, pod, socket, SOCKET_WAIT).await {
-            Ok((_, holder)) => holder,
-            Err(_) if before.contains_key(volume) => return Ok(()),
-            Err(error) if error.is_not_found() || error.is_timeout() || error.is_refused() => {
-                return Err(Error::NotReady);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let holder = self.holder(volume, pod).await?;
         let (name, wanted) = (volume.clone(), content.clone());
+        let (published, of_pod) = (self.published.clone(), pod.clone());
         let clone = move || match wanted {
             Content::Dump(file) => clone_dump(&holder, &name, &file, RUNTIME_USER),
-            Content::Device => clone_device(&holder, &name, RUNTIME_USER),
+            Content::Device => clone_device(&holder, &name, &published.numbers(&of_pod)?, RUNTIME_USER),
             Content::Image => clone_image(&holder, &name, RUNTIME_USER),
             Content::Directory => clone_directory(&holder, &name, RUNTIME_USER),
         };
@@ -216,13 +240,37 @@ impl Desk<'_> {
         let device = source.device;
         let attach = move || target.create().and_then(|()| target.attach(&launcher, &source));
         let attached = self.call(volume, "attach a hot-plugged volume", attach).await;
-        if let (Err(_), Some(device)) = (&attached, device.filter(|_| !before.contains_key(volume))) {
+        if let (Err(_), Some(device)) = (&attached, device) {
             cgroup::apply(self.launcher, Change::Withdraw(device))?;
         }
-        if attached.is_ok() && !before.contains_key(volume) {
+        if attached.is_ok() {
             tracing::info!(volume, form = ?content.form(), ?device, "handed the hot-plugged volume to virt-launcher");
         }
         attached
+    }
+
+    /// Returns the process that holds a volume: one of the pod, which answers for this volume of this VMI.
+    async fn holder(&self, volume: &str, pod: &str) -> Result<Peer, Error> {
+        let socket = pod_volume(pod).join(hotplug::SOCKET);
+        let (stream, peer) = match connect_pod(self.pods, pod, socket, SOCKET_WAIT).await {
+            Err(error) if error.is_not_found() || error.is_timeout() || error.is_refused() => {
+                return Err(Error::NotReady);
+            }
+            connected => connected?,
+        };
+        // The pod is the one in the status of the VMI, which others than virt-controller may have written.
+        let vmi = self.vmi.metadata.uid.as_deref().unwrap_or_default();
+        require_held(stream, pod, vmi, volume).await.map(|()| peer)
+    }
+
+    /// Grants the device that the launcher has as a volume. Only mounts of virt-handler can be there.
+    async fn grant_again(&self, volume: &str) -> Result<(), Error> {
+        let (target, launcher) = (self.target(volume, Form::Device)?, self.launcher.clone());
+        let device = self.call(volume, "look at a hot-plugged device", move || target.device(&launcher)).await?;
+        match device {
+            Some(device) => Ok(cgroup::apply(self.launcher, Change::Grant(device))?),
+            None => Ok(()),
+        }
     }
 
     async fn detach(&self, volume: &str, before: &BTreeMap<String, Form>) -> Result<(), Error> {
@@ -240,6 +288,22 @@ impl Desk<'_> {
         }
         tracing::info!(volume, ?form, ?device, "took the hot-plugged volume back from virt-launcher");
         Ok(())
+    }
+}
+
+/// Asks the program of an attachment pod for a volume of a VMI, and fails unless it holds it.
+async fn require_held(mut stream: UnixStream, pod: &str, vmi: &str, volume: &str) -> Result<(), Error> {
+    let asked = async {
+        stream.write_all(holder::question(vmi, volume).as_bytes()).await?;
+        let mut answer = Vec::new();
+        (&mut stream).take(MAX_ANSWER).read_to_end(&mut answer).await.map(|_| answer)
+    };
+    let answer = tokio::time::timeout(ANSWER_WAIT, asked).await.map_err(|_| Error::NotReady)?;
+    match answer.as_deref() {
+        Ok(answer) if answer == holder::HELD.as_bytes() => Ok(()),
+        Ok(answer) if !answer.is_empty() => Err(Error::Foreign { pod: pod.to_owned(), vmi: vmi.to_owned() }),
+        // Closed without an answer.
+        Ok(_) | Err(_) => Err(Error::Silent { pod: pod.to_owned() }),
     }
 }
 

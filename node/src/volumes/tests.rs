@@ -254,6 +254,79 @@ fn a_launcher_cannot_redirect_a_mount() {
 }
 
 #[test]
+fn a_device_node_that_the_pod_made_is_not_used() {
+    let scratch = Scratch::new("device");
+    let script = "mkdir -p path/data && mknod path/data/uid b 7 200";
+    let Some(holder) = Pod::start(&scratch.0.join("holder"), script) else { return };
+    let device = |published: &'static [(u32, u32)]| {
+        let peer = holder.1.clone();
+        apart(move || clone_device(&peer, "data", published, RUNTIME_USER))
+    };
+    for published in [[].as_slice(), &[(7, 201), (8, 200)]] {
+        let refused = device(published).unwrap_err();
+        assert!(matches!(refused, safe_dir::Error::Unpublished { major: 7, minor: 200, .. }), "{refused:?}");
+    }
+    let owner = fs::metadata(scratch.0.join("holder/path/data/uid"));
+    assert!(owner.is_err() || std::os::unix::fs::MetadataExt::uid(&owner.unwrap()) == 0, "the node was given away");
+    assert_eq!(device(&[(7, 201), (7, 200)]).unwrap().device, Some((7, 200)));
+}
+
+#[test]
+fn mounts_of_a_user_namespace_are_not_used() {
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", "echo ready && exec sleep 60"]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    if line == "ready\n" {
+        let peer = Arc::new(Peer::open(i32::try_from(child.id()).unwrap(), 0).unwrap());
+        let refused = apart(move || clone_image(&peer, "data", RUNTIME_USER)).unwrap_err();
+        assert!(matches!(refused, safe_dir::Error::UserNamespace(_)), "{refused:?}");
+        let _ = child.kill();
+    } else {
+        skips::skip("permission to make user namespaces");
+    }
+    let _ = child.wait();
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_hold_the_volume_of_the_vmi_is_refused() {
+    // The answer of a pod of this release, or what another program sends.
+    let ask = async |vmi: &str, volume: &str, other: Option<&'static str>| {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let held = holder::Held { vmi: "u1".to_owned(), volumes: vec!["data".to_owned()] };
+        let pod = tokio::spawn(async move {
+            let mut question = [0; 256];
+            let length = theirs.read(&mut question).await.unwrap();
+            let question = String::from_utf8_lossy(&question[..length]).into_owned();
+            let _ = theirs.write_all(other.unwrap_or_else(|| held.answer(&question)).as_bytes()).await;
+        });
+        let outcome = require_held(ours, "p", vmi, volume).await;
+        pod.await.unwrap();
+        outcome
+    };
+    ask("u1", "data", None).await.unwrap();
+    for (vmi, volume) in [("u2", "data"), ("u1", "other"), ("", "data")] {
+        let refused = ask(vmi, volume, None).await.unwrap_err();
+        assert!(matches!(refused, Error::Foreign { .. }), "{refused:?}");
+        assert_eq!(refused.to_string(), format!("attachment pod p does not hold this volume of VMI {vmi}"));
+        assert!(!refused.failure().waiting);
+    }
+    for other in ["held", "held\nheld\n", "yes\n", &"held\n".repeat(100)] {
+        let other = Some(&*other.to_owned().leak());
+        assert!(matches!(ask("u1", "data", other).await, Err(Error::Foreign { .. })), "{other:?}");
+    }
+    // A pod of a former release closes the connection.
+    assert!(matches!(ask("u1", "data", Some("")).await, Err(Error::Silent { .. })));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    drop(theirs);
+    assert!(matches!(require_held(ours, "p", "u1", "data").await, Err(Error::Silent { .. })));
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    tokio::time::pause();
+    assert!(matches!(require_held(ours, "p", "u1", "data").await, Err(Error::NotReady)));
+}
+
+#[test]
 fn a_process_of_the_node_is_no_pod() {
     let own = Arc::new(Peer::open(i32::try_from(std::process::id()).unwrap(), 0).unwrap());
     let refused = apart(move || clone_image(&own, "data", RUNTIME_USER)).unwrap_err();

@@ -243,7 +243,7 @@ fn mark(
         name: name.to_owned(),
         patch: mark_patch(vmi, node, by_descheduler),
         dry_run: dry_run || context.request.dry_run == Some(true),
-        on_failure: Failure::new(TOO_MANY_REQUESTS, "kubevirt failed marking the vmi for eviction"),
+        on_failure: Some(Failure::new(TOO_MANY_REQUESTS, "kubevirt failed marking the vmi for eviction")),
     })
 }
 

@@ -145,7 +145,7 @@ impl Cluster {
                         assert_eq!((effect.plural, effect.name.as_str()), (VMIS, "m"));
                         self.patches.push((json!(effect.patch), effect.dry_run));
                         if let Some(error) = self.patch_error {
-                            result = review.effect_failed(&effect, error);
+                            result = review.effect_failed(&effect, error, result);
                         }
                     }
                     assert_eq!(result.response.allowed, result.response.status.is_none());

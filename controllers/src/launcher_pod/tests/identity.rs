@@ -88,10 +88,21 @@ fn annotation_of_any_value_makes_the_launcher_fail() {
 }
 
 #[test]
-fn long_names_become_a_label_that_fits() {
-    let name = "a".repeat(70);
-    assert_eq!(metadata::vmi_id(&name).len(), 63);
-    assert_eq!(metadata::vmi_id("short"), "short");
+fn long_names_become_names_and_labels_that_fit() {
+    for length in [1, 63, 64, 169, 253] {
+        let name = "a".repeat(length);
+        let mut instance = vmi(small());
+        instance.metadata.name = Some(name.clone());
+        let pod = rendered_vmi(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let metadata = &pod["metadata"];
+        assert!(metadata["generateName"].as_str().unwrap().len() <= 253, "{metadata}");
+        for (key, value) in metadata["labels"].as_object().unwrap() {
+            assert!(value.as_str().unwrap().len() <= 63, "{key}: {value}");
+        }
+        assert_eq!(metadata["labels"]["vmi.kubevirt.io/id"] == name.as_str(), length <= 63);
+        assert_eq!(metadata["annotations"]["kubevirt.io/domain"], name);
+        assert!(pod["spec"]["hostname"].as_str().unwrap().len() <= 63);
+    }
 }
 
 #[test]

@@ -165,3 +165,16 @@ fn requests_beyond_any_node_are_kept() {
     let memory = api::quantity::units(&Quantity(requests["memory"].as_str().unwrap().to_owned())).unwrap();
     assert!(memory > 1 << 59 && memory < (1 << 59) + (1 << 53), "half of it, and the overhead: {memory}");
 }
+
+#[test]
+fn no_vmi_requests_userfaultfd() {
+    let name = "devices.kubevirt.io/userfaultfd";
+    let devices =
+        json!({"hostDevices": [{"name": "a", "deviceName": name}], "gpus": [{"name": "b", "deviceName": name}]});
+    for change in
+        [json!({"resources": {"requests": {(name): "1"}, "limits": {(name): "1"}}}), json!({"devices": devices})]
+    {
+        let pod = rendered(merged(small(), &json!({"domain": change})));
+        assert!(!pod.to_string().contains(name), "{pod}");
+    }
+}

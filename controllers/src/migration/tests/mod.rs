@@ -2,6 +2,7 @@
 
 mod end;
 mod gate;
+mod limits;
 mod phases;
 mod target;
 
@@ -107,6 +108,7 @@ fn observed<'a>(
         is_admitted: true,
         is_reported: false,
         source_node: None,
+        is_target_drained: false,
         policies: &[],
         namespace: &NAMESPACE,
         claims: &CLAIMS,

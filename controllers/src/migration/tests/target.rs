@@ -37,18 +37,23 @@ fn pod_that_does_not_start_is_deleted_in_time() {
         }))
     };
     let annotated = |key: &str| json!({"metadata": {"annotations": {key: "20"}}});
-    // Annotation, creation of the pod, conditions; deleted, wake-up.
+    // Annotation, creation of the pod, conditions; deleted, wake-up. The last: until the migration fails without its deletion.
     for (annotations, created, conditions, expected) in [
         (json!({}), "2030-01-01T00:09:30Z", json!([]), (false, Some(870))),
-        (json!({}), "2029-12-31T23:50:00Z", json!([]), (true, None)),
+        (json!({}), "2029-12-31T23:50:00Z", json!([]), (true, Some(930))),
         (json!({}), "2030-01-01T00:09:30Z", unschedulable.clone(), (false, Some(270))),
-        (json!({}), "2030-01-01T00:05:00Z", unschedulable.clone(), (true, None)),
-        (annotated("kubevirt.io/migrationPendingPodTimeoutSeconds"), "2030-01-01T00:09:30Z", json!([]), (true, None)),
+        (json!({}), "2030-01-01T00:05:00Z", unschedulable.clone(), (true, Some(930))),
+        (
+            annotated("kubevirt.io/migrationPendingPodTimeoutSeconds"),
+            "2030-01-01T00:09:30Z",
+            json!([]),
+            (true, Some(50)),
+        ),
         (
             annotated("kubevirt.io/migrationUnschedulablePodTimeoutSeconds"),
             "2030-01-01T00:09:30Z",
             unschedulable.clone(),
-            (true, None),
+            (true, Some(930)),
         ),
     ] {
         let pods = [source(), pod(created, &conditions)];
@@ -75,6 +80,23 @@ fn surplus_pods_and_pods_beside_the_guest_are_deleted() {
     let decision = decided(&migration("Scheduled", &json!({})), Some(&idle), &[source(), beside]);
     assert_eq!(deleted_pods(&decision), ["virt-launcher-m-t"]);
     assert!(patch_of(&decision, Kind::Instance).is_none());
+}
+
+#[test]
+fn evacuation_does_not_end_on_a_node_that_is_being_drained() {
+    let (idle, pods) = (vmi(&json!({})), [source(), target(&json!({}))]);
+    for (key, is_target_drained, is_deleted) in [
+        ("kubevirt.io/evacuationMigration", true, true),
+        ("kubevirt.io/evacuationMigration", false, false),
+        ("kubevirt.io/workloadUpdateMigration", true, false),
+    ] {
+        for phase in ["Scheduling", "Scheduled"] {
+            let own = migration(phase, &json!({"metadata": {"annotations": {key: "a"}}}));
+            let decision = decide(&Observed { is_target_drained, ..observed(&own, Some(&idle), &pods) }).unwrap();
+            assert_eq!(!deleted_pods(&decision).is_empty(), is_deleted, "{key} {is_target_drained} {phase}");
+            assert_eq!(patch_of(&decision, Kind::Instance).is_none(), is_deleted, "{key} {is_target_drained} {phase}");
+        }
+    }
 }
 
 #[test]
@@ -175,7 +197,8 @@ fn time_at_which_the_guest_ran_is_recorded_on_the_pod() {
     let annotations = &patch["metadata"]["annotations"];
     assert_eq!(*annotations, json!({"kubevirt.io/migration-target-ready-timestamp": "2030-01-01 00:09:55 +0000 UTC"}));
     let marked = target(&json!({"metadata": {"annotations": annotations}}));
-    assert!(decided(&migration("Running", &json!({})), Some(&handed(&state)), &[source(), marked]).is_settled());
+    let decision = decided(&migration("Running", &json!({})), Some(&handed(&state)), &[source(), marked]);
+    assert!(decision.effects.is_empty(), "{decision:?}");
 }
 
 #[test]
@@ -203,7 +226,8 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-t", "uid": "t", "controller": true}]);
         let metadata = json!({"name": "hp-2", "namespace": "d", "uid": "h2", "ownerReferences": owner});
         let metadata = serde_json::from_value(metadata).unwrap();
-        [Arc::new(CachedAttachment { metadata, ready, phase: phase.to_owned(), ..CachedAttachment::default() })]
+        let (answers, phase) = (true, phase.to_owned());
+        [Arc::new(CachedAttachment { metadata, answers, ready, phase, ..CachedAttachment::default() })]
     };
     for (ready, phase, expected) in
         [(false, "Pending", &[][..]), (true, "Running", &["Scheduling", "Scheduled"]), (false, "Failed", &["Failed"])]

@@ -9,7 +9,7 @@ pub(super) enum WriteError {
     Refused(String),
     /// The object has changed.
     Stale,
-    /// The object does not exist.
+    /// The object does not exist, or its namespace is being deleted.
     Gone,
     /// The API server did not answer or is overloaded.
     Unreachable(String),
@@ -48,10 +48,15 @@ pub(super) fn not_created(error: &kube::Error, options: &WriteOptions) -> WriteE
     }
 }
 
+/// Cause of a refused creation in a namespace that is being deleted.
+const TERMINATING: &str = "NamespaceTerminating";
+
 /// Sorts errors into those that users see and those after which the write is repeated.
 pub(super) fn classify(error: &kube::Error, create: bool) -> WriteError {
     let kube::Error::Api(status) = error else { return WriteError::Unreachable(error.to_string()) };
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {
+        403 if causes.any(|cause| cause.reason == TERMINATING) => WriteError::Gone,
         404 if !create => WriteError::Gone,
         // Creation with a fixed name: the object exists, and the watch delivers it.
         409 => WriteError::Stale,
@@ -84,6 +89,12 @@ mod tests {
             kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
         };
         assert!(matches!(classify(&error(403), true), WriteError::Refused(_)));
+        let terminating = json!({"status": "Failure", "message": "m", "reason": "Forbidden", "code": 403, "details": {
+            "name": "a", "kind": "virtualmachineinstances",
+            "causes": [{"reason": "NamespaceTerminating", "message": "namespace n is being terminated", "field": "metadata.namespace"}],
+        }});
+        let terminating = kube::Error::Api(Box::new(serde_json::from_value(terminating).unwrap()));
+        assert!(matches!(classify(&terminating, true), WriteError::Gone));
         assert!(matches!(classify(&error(422), false), WriteError::Refused(_)));
         assert!(matches!(classify(&error(409), false), WriteError::Stale));
         assert!(!exists(&error(409)));

@@ -34,6 +34,8 @@ const FIELD_MANAGER: &str = "virt-controller";
 
 /// Receives the answers to writes.
 pub(crate) trait Answers: Send + Sync {
+    /// Returns true if a namespace is being deleted: nothing can be created in it.
+    fn is_terminating(&self, namespace: &str) -> bool;
     /// Stores an object as it is after a write.
     fn written(&self, kind: Kind, object: Value);
     /// Removes an object that is gone.
@@ -121,7 +123,8 @@ impl Executor {
         let mut succeeded = Vec::new();
         // A second patch of an object follows the version that the first one made.
         let mut versions: HashMap<(Kind, Option<String>, String), String> = HashMap::new();
-        for effect in effects {
+        let mut effects = effects.into_iter();
+        while let Some(effect) = effects.next() {
             if let Effect::Event(note) = effect {
                 self.recorder.emit(note, None, None);
                 continue;
@@ -165,10 +168,16 @@ impl Executor {
                     tracing::debug!(verb, resource, object = regarding_name, "object has changed");
                     return Outcome::Stale;
                 }
-                // The object to be changed or deleted is gone. The watch reports it, and there is nothing to repeat.
+                // The object to be changed is gone, or the namespace is going. The watch reports it. Writes that follow may depend on the
+                // object: they are decided anew.
                 Err(WriteError::Gone) => {
                     self.metrics.wrote(controller, verb, resource, "gone");
-                    return Outcome::Done { succeeded };
+                    let is_last = !effects.as_slice().iter().any(Effect::is_write);
+                    return if is_last || matches!(effect, Effect::Create { .. }) {
+                        Outcome::Done { succeeded }
+                    } else {
+                        Outcome::Stale
+                    };
                 }
                 Err(WriteError::NotLeading) => {
                     self.metrics.wrote(controller, verb, resource, "stopped");
@@ -234,6 +243,10 @@ impl Executor {
                 self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
             }
             Effect::Create { kind, namespace, object, options } => {
+                // The owner of the object is deleted with the namespace.
+                if namespace.as_deref().is_some_and(|namespace| self.answers.is_terminating(namespace)) {
+                    return Err(WriteError::Gone);
+                }
                 if *kind == Kind::Pod {
                     self.try_image_volumes(namespace.as_deref(), object).await?;
                 }

@@ -147,6 +147,34 @@ fn vmi_that_ran_clears_the_count() {
 }
 
 #[test]
+fn vmi_that_is_not_started_again_stays_for_two_seconds() {
+    let status = |requests: Value| json!({"runStrategy": "RerunOnFailure", "stateChangeRequests": requests});
+    let start = json!([{"action": "Start"}]);
+    // strategy, requests, phase, end; deleted, wakes after seconds
+    for (strategy, requests, phase, end, deleted, wake) in [
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:01:00Z", false, Some(2)),
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:00:59Z", false, Some(1)),
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:00:58Z", true, None),
+        // The clock of the node is ahead.
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T01:00:00Z", false, Some(2)),
+        ("RerunOnFailure", start, "Succeeded", "2030-01-01T00:01:00Z", true, None),
+        ("RerunOnFailure", json!([]), "Failed", "2030-01-01T00:01:00Z", true, None),
+        ("Always", json!([]), "Succeeded", "2030-01-01T00:01:00Z", true, None),
+        ("Halted", json!([]), "Succeeded", "2030-01-01T00:01:00Z", true, None),
+    ] {
+        let vm = with_strategy(strategy, &status(requests.clone()));
+        let mut vmi = instance(&vm, phase);
+        let ended = json!([{"phase": phase, "phaseTransitionTimestamp": end}]);
+        vmi.status.as_mut().unwrap().phase_transition_timestamps = serde_json::from_value(ended).unwrap();
+        let decision = decided(&vm, Some(&vmi));
+        assert_eq!(deletes(&decision), deleted, "{strategy} {requests} {phase} {end}");
+        if let Some(seconds) = wake {
+            assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(seconds)), "{end}");
+        }
+    }
+}
+
+#[test]
 fn failed_vmi_of_rerun_on_failure_is_noted_for_a_start_before_it_is_deleted() {
     let vm = with_strategy("RerunOnFailure", &json!({"runStrategy": "RerunOnFailure"}));
     let decision = decided(&vm, Some(&instance(&vm, "Failed")));

@@ -102,6 +102,29 @@ fn ended_pod_of_a_deleted_vmi_is_removed_without_waiting_for_its_volumes() {
 }
 
 #[test]
+fn pod_of_a_deleted_vmi_ends_within_the_present_grace_period() {
+    for (grace, pod_metadata, expected) in [
+        (json!(900), json!({}), Some(930)),
+        (Value::Null, json!({}), Some(60)),
+        (json!(0), json!({}), Some(30)),
+        // Shortened after the deletion of the pod, and not.
+        (json!(0), json!({"deletionTimestamp": "2030-01-01T00:15:00Z", "deletionGracePeriodSeconds": 930}), Some(30)),
+        (json!(0), json!({"deletionTimestamp": "2030-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}), None),
+        (json!(900), json!({"deletionTimestamp": "2030-01-01T00:00:30Z", "deletionGracePeriodSeconds": 1}), None),
+    ] {
+        let mut vmi = in_phase("Running");
+        vmi.metadata.deletion_timestamp = serde_json::from_value(json!("2030-01-01T00:00:30Z")).unwrap();
+        vmi.spec.termination_grace_period_seconds = grace.as_i64();
+        let decision = decided(&vmi, &[pod(&json!({"metadata": pod_metadata, "status": {"phase": "Running"}}))]);
+        let deleted = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Delete { kind: Kind::Pod, grace_seconds, .. } => Some(*grace_seconds),
+            _ => None,
+        });
+        assert_eq!(deleted, expected.map(Some), "{grace} {pod_metadata}");
+    }
+}
+
+#[test]
 fn vmi_deleted_before_it_had_a_pod_ends_in_one_write() {
     let deleting = vmi(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}}));
     let decision = decided(&deleting, &[]);

@@ -36,7 +36,7 @@ fn attachment(volume: &str, change: &Value) -> Arc<CachedAttachment> {
             "creationTimestamp": "2030-01-01T00:00:30Z",
             "ownerReferences": [
                 {"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-x", "uid": "p", "controller": true}]},
-        "spec": {"containers": [], "volumes": [
+        "spec": {"containers": [{"name": "hotplug-disk", "command": ["hold-volumes", "--vmi-uid"]}], "volumes": [
             {"name": volume, "persistentVolumeClaim": {"claimName": format!("{volume}-claim")}}]},
         "status": {"phase": "Running", "containerStatuses": [
             {"name": "hotplug-disk", "ready": true, "restartCount": 0, "image": "", "imageID": ""}]},
@@ -219,6 +219,26 @@ fn failed_pod_is_replaced_and_surplus_pods_are_deleted() {
         let decision = decided_with(&instance, &claims, &pods_of, launcher());
         assert_eq!(pods(&decision), (created, deleted), "{pods_of:?}");
         assert_eq!(decision.wake_after.is_some(), waits, "{pods_of:?}");
+    }
+}
+
+#[test]
+fn pod_that_answers_no_question_is_replaced_until_its_volume_is_handed_over() {
+    let claims = claims(&[("a", "Bound")]);
+    let former = json!({"spec": {"containers": [{"name": "hotplug-disk", "command": ["hold-volumes"]}]}});
+    let of_volume = json!({"attachPodName": "hp-a", "attachPodUID": "uid-a"});
+    for (phase, is_replaced) in [
+        ("Bound", true),
+        ("AttachedToNode", true),
+        ("MountedToPod", false),
+        ("Ready", false),
+        ("MemoryDumpCompleted", false),
+    ] {
+        let entry = json!({"name": "a", "target": "", "phase": phase, "hotplugVolume": of_volume});
+        let instance = with_volumes(&["a"], &json!([entry]));
+        let decision = decided_with(&instance, &claims, &[attachment("a", &former)], launcher());
+        let list = |name: &str| if is_replaced { vec![name.to_owned()] } else { Vec::new() };
+        assert_eq!(pods(&decision), (list("a"), list("hp-a")), "{phase}");
     }
 }
 

@@ -171,6 +171,7 @@ fn attachment_pods_of_the_target_stay() {
             metadata: serde_json::from_value(metadata).unwrap(),
             phase: "Running".to_owned(),
             claims: BTreeMap::from([("data".to_owned(), "c".to_owned())]),
+            answers: true,
             ready: true,
         })
     };
@@ -199,5 +200,38 @@ fn attachment_pods_of_the_target_stay() {
         let entries = status_of(&decision)["volumeStatus"].clone();
         assert_eq!(entries[0]["hotplugVolume"]["attachPodUID"], "a-t");
         assert_eq!(deleted(&decision), expected);
+    }
+}
+
+#[test]
+fn end_of_the_source_pod_ends_the_vmi_unless_the_target_may_have_the_guest() {
+    let migrations = migrations();
+    let ended = |at: &str| {
+        let terminated = json!({"terminated": {"exitCode": 0, "finishedAt": at}});
+        pod(&json!({"metadata": {"name": "virt-launcher-m-x"}, "status": {"phase": "Failed", "containerStatuses": [
+            {"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "", "state": terminated}]}}))
+    };
+    let begun = json!({"startTimestamp": "2030-01-01T00:00:50Z"});
+    // The VMI, its source pod is absent, the target has ended; the VMI fails.
+    for (change, is_absent, target_is_down, fails) in [
+        (json!({}), false, false, true),
+        (json!({}), true, false, true),
+        (begun.clone(), false, false, false),
+        (begun.clone(), true, false, false),
+        (begun.clone(), false, true, true),
+        (begun.clone(), true, true, true),
+        // It may begin at any time, and write its begin later.
+        (json!({"targetNodeAddress": "10.0.0.2"}), false, false, false),
+        (json!({"targetNodeAddress": "10.0.0.2"}), true, false, false),
+        // virt-handler of the target does not have the guest.
+        (json!({"startTimestamp": "2030-01-01T00:00:50Z", "failed": true, "completed": true}), false, false, true),
+        (json!({"startTimestamp": "2030-01-01T00:00:50Z", "failed": true, "completed": true}), true, false, true),
+    ] {
+        let phase = if target_is_down { "Failed" } else { "Running" };
+        let mut pods = vec![target(&json!({"status": {"phase": phase}}))];
+        pods.extend((!is_absent).then(|| ended("2029-12-31T23:59:00Z")));
+        let decision = decided_with(&running(&state(&change)), &pods, &migrations);
+        let phase = patch_of(&decision, Kind::Instance).unwrap_or_default()["status"]["phase"].clone();
+        assert_eq!(phase == "Failed", fails, "{change} {is_absent} {target_is_down}");
     }
 }

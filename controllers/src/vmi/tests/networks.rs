@@ -126,3 +126,109 @@ fn pod_on_another_network_needs_a_migration_at_once() {
         assert_eq!(decision.wake_after, None);
     }
 }
+
+#[test]
+fn pod_that_requests_no_networks_has_none_once_it_runs() {
+    let vmi = with_lan("absent", "multus-status", &json!([]));
+    let shown = |requested: Option<&str>, reported: Option<&str>, runs: bool| {
+        let running = running_pod(&json!({"type": "Ready", "status": "True"}));
+        let known = [("k8s.v1.cni.cncf.io/networks", requested), ("k8s.v1.cni.cncf.io/network-status", reported)];
+        let annotations: serde_json::Map<String, Value> =
+            known.into_iter().filter_map(|(key, value)| Some((key.to_owned(), json!(value?)))).collect();
+        let read = pod(&json!({"metadata": {"annotations": annotations}}));
+        let (requested_networks, networks) = (read.requested_networks, read.networks);
+        let pod = CachedPod { requested_networks, networks, compute_running: runs, ..running };
+        let mut wanted = vmi.clone();
+        derived_status(&observed(&vmi), &[&pod], Some(&pod), &mut wanted);
+        wanted.status.unwrap().interfaces.len()
+    };
+    let lan = r#"[{"interface":"pod094a367b026","name":"net","namespace":"other"}]"#;
+    let attached = r#"[{"interface":"pod094a367b026","name":"other/net"}]"#;
+    // Request, report of the plugins, the pod runs; interfaces in the status.
+    for (requested, reported, runs, expected) in [
+        (None, None, true, 0),
+        (Some("[]"), None, true, 0),
+        (None, None, false, 1),
+        // Plugins have not reported yet.
+        (Some(lan), None, true, 1),
+        (Some("[]"), Some(attached), true, 1),
+        (None, Some("[]"), false, 0),
+    ] {
+        assert_eq!(shown(requested, reported, runs), expected, "{requested:?} {reported:?} {runs}");
+    }
+}
+
+#[test]
+fn pod_that_gets_other_networks_while_it_runs_was_created_for_others() {
+    let vmi = with_lan("", "", &json!([]));
+    for (networks, is_other) in
+        [("[]", true), (r#"[{"interface":"pod094a367b026","name":"net","namespace":"other"}]"#, false)]
+    {
+        let created_for =
+            json!({"launcher": "launcher:1", "networks": crate::launcher_pod::networks_digest(networks), "vcpus": 2});
+        let mut pod = with_request("");
+        pod.created_for = serde_json::from_value(created_for).unwrap();
+        let decision = decided(&vmi, &[pod]);
+        let mut patches = decision.effects.iter().filter_map(|effect| match effect {
+            Effect::Patch { kind: Kind::Pod, subresource: None, patch, .. } => Some(patch),
+            _ => None,
+        });
+        let annotations = &patches.next_back().unwrap()["metadata"]["annotations"];
+        assert!(annotations["k8s.v1.cni.cncf.io/networks"].is_string());
+        let text = annotations["ferrovirt.io/created-for"].as_str();
+        assert_eq!(text, is_other.then_some(r#"{"launcher":"launcher:1","vcpus":2}"#), "{networks}");
+    }
+}
+
+#[test]
+fn update_without_effect_is_shown_with_an_event() {
+    let at = |age: i64| (now() - jiff::SignedDuration::from_secs(age)).to_string();
+    let required = || {
+        json!({"type": "MigrationRequired", "status": "True", "reason": "AutoMigrationDueToLiveUpdate",
+        "lastTransitionTime": at(30)})
+    };
+    let vmi = with_lan("", "", &json!([required()]));
+    let created_for = |instance: &VirtualMachineInstance, image: &str| {
+        Some(Box::new(crate::launcher_pod::created_for(instance, image)))
+    };
+    let other = with_lan("absent", "", &json!([]));
+    // Created for, image; reason and message.
+    for (created, image, expected) in [
+        (created_for(&vmi, "launcher:1"), "launcher:1", Some(("PodNetworksDiffer", "created for the networks"))),
+        (
+            created_for(&vmi, "launcher:1"),
+            "mirror/launcher:1",
+            Some(("LauncherImageReplaced", "has mirror/launcher:1")),
+        ),
+        (created_for(&other, "launcher:0"), "launcher:0", None),
+        (created_for(&other, "launcher:1"), "launcher:1", None),
+        (None, "mirror/launcher:1", None),
+    ] {
+        let mut pod = with_request("");
+        (pod.created_for, pod.image) = (created.clone(), Some(image.to_owned()));
+        let decision = decided(&vmi, &[pod.clone()]);
+        let status = patch_of(&decision, Kind::Instance).unwrap_or_default()["status"].clone();
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        let shown = conditions.iter().find(|shown| shown["type"] == "WorkloadUpdateIneffective");
+        assert_eq!(
+            shown.map(|shown| shown["reason"].as_str().unwrap()),
+            expected.map(|(reason, _)| reason),
+            "{created:?}"
+        );
+        let events = decision.effects.iter().filter_map(|effect| match effect {
+            Effect::Event(event) if event.reason == "WorkloadUpdateIneffective" => Some(event.message.clone()),
+            _ => None,
+        });
+        let events: Vec<String> = events.collect();
+        assert_eq!(events.len(), usize::from(expected.is_some()));
+        assert!(events.iter().all(|said| expected.is_some_and(|(_, text)| said.contains(text))), "{events:?}");
+        // Once, and no longer than it holds.
+        let mut known = serde_json::to_value(&vmi).unwrap();
+        json_patch::merge(&mut known, &json!({"status": status}));
+        let known: VirtualMachineInstance = serde_json::from_value(known).unwrap();
+        let (mut wanted, free) = (known.clone(), CachedPod { created_for: None, ..pod });
+        ineffective::update(&observed(&known), Some(&free), &mut wanted);
+        assert!(wanted.condition("WorkloadUpdateIneffective").is_none());
+        assert!(ineffective::event(&known, &known).is_none());
+    }
+}

@@ -49,6 +49,12 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "ValidatingWebhookConfiguration" => {
             ("admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
         }
+        "MutatingAdmissionPolicy" => {
+            ("admissionregistration.k8s.io", "v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies")
+        }
+        "MutatingAdmissionPolicyBinding" => {
+            ("admissionregistration.k8s.io", "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
+        }
         "Job" => ("batch", "v1", "Job", "jobs"),
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),

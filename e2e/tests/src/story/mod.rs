@@ -24,7 +24,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use ferrovirt_e2e_cluster::places::Places;
+use ferrovirt_e2e_cluster::places::{Places, Taken};
 use futures::FutureExt;
 use kube::{
     Client,
@@ -59,8 +59,8 @@ pub fn story<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let _place = PLACES.take(1);
-    run(name, body);
+    let place = PLACES.take(1);
+    run(name, &place, body);
 }
 
 /// Runs as [`story`] and takes two places, for stories whose guests need minutes of a core.
@@ -71,8 +71,8 @@ pub fn story_large<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let _places = PLACES.take(2);
-    run(name, body);
+    let places = PLACES.take(2);
+    run(name, &places, body);
 }
 
 /// Runs as [`story`] while no other story runs, for stories that disturb the whole cluster.
@@ -83,8 +83,8 @@ pub fn story_alone<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let _places = PLACES.take_all();
-    run(name, body);
+    let places = PLACES.take_all();
+    run(name, &places, body);
 }
 
 /// Places for stories: two for each core, since stories wait half of their time, or `STORIES`.
@@ -94,7 +94,7 @@ static PLACES: LazyLock<Places> = LazyLock::new(|| {
     Places::new(named.unwrap_or(2 * cores).max(1))
 });
 
-fn run<F>(name: &str, body: F)
+fn run<F>(name: &str, places: &Taken<'_>, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
@@ -117,7 +117,7 @@ where
             result.and(ended)
         })
     });
-    let recorded = record(name, began.elapsed(), outcome.as_ref().err());
+    let recorded = record(name, began.elapsed(), places.part(), outcome.as_ref().err());
     if let Err(error) = outcome.and(recorded) {
         #[expect(clippy::panic, reason = "fails the test")]
         {
@@ -129,12 +129,14 @@ where
 /// Characters of a failure beside the duration of its story. The failure is also printed whole.
 const FAILURE_LENGTH: usize = 600;
 
-/// Appends the duration of a story to the file that `STORY_TIMES` names, if any, and why the story failed, if it did.
-fn record(name: &str, duration: Duration, failure: Option<&anyhow::Error>) -> Result<()> {
+/// Appends the duration of a story to the file that `STORY_TIMES` names, if any, and why the story failed, if it did. `part` is the
+/// part of the places that it took: multiplied with it, durations add up to that of a run. `stories renew` reads the file.
+fn record(name: &str, duration: Duration, part: f64, failure: Option<&anyhow::Error>) -> Result<()> {
     let Some(path) = std::env::var_os("STORY_TIMES") else { return Ok(()) };
     // The thread of a test has its name.
     let test = std::thread::current().name().map_or_else(|| name.to_owned(), |test| format!("{test} ({name})"));
-    let mut line = format!("{:7.1} s {test}", duration.as_secs_f64());
+    let seconds = duration.as_secs_f64();
+    let mut line = format!("{seconds:7.1} s {:7.1} s {test}", seconds * part);
     if let Some(failure) = failure {
         let text = format!("{failure:#}").replace('\n', " ");
         line.push_str(" FAILED: ");

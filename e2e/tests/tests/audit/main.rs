@@ -1,6 +1,6 @@
 //! Tests after all stories: the calls of each service account match its rights, and the namespaces of stories end.
 //!
-//! The audit log is on this host only for the test cluster.
+//! The audit log is on this host only for the test cluster. With `STORIES_LEFT_OUT` set, rights may be unused.
 
 #![allow(missing_docs, reason = "names of tests describe them")]
 
@@ -45,7 +45,8 @@ fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
     }
     ensure!(!calls.is_empty(), "no call of {accounts:?} in {}", path.display());
     println!("{} rights of {}, {} different calls", grants.len(), accounts.len(), calls.len());
-    let wrong = judge(&grants, &calls, justified::RIGHTS);
+    let complete = std::env::var_os("STORIES_LEFT_OUT").is_none();
+    let wrong = judge(&grants, &calls, justified::RIGHTS, complete);
     ensure!(
         wrong.is_empty(),
         "rights and calls since the cluster was made differ in {} places. A right that the stories cannot use belongs into \

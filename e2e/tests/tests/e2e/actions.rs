@@ -44,7 +44,7 @@ fn guest_reboots_by_soft_reboot_and_by_reset() {
 #[test]
 fn dry_runs_change_nothing() {
     story("dryrun", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
         let before = s.wait_running("box").await?;
         for (object, action) in [
             ("virtualmachines/box", "stop"),
@@ -73,7 +73,7 @@ fn dry_runs_change_nothing() {
 #[test]
 fn vmi_starts_paused_and_resumes_on_unpause() {
     story("paused", async |s| {
-        s.apply(&manifests::vm("box", "Manual")).await?;
+        s.apply(&manifests::kernel_vm("box", "Manual")).await?;
         s.wait("vm", "box", "be Stopped", TIMEOUT, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
         s.virt(&["start", "box", "--paused"]).await?;
         let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["status"] == "True");
@@ -81,7 +81,7 @@ fn vmi_starts_paused_and_resumes_on_unpause() {
         s.virt(&["unpause", "vm", "box"]).await?;
         s.wait("vmi", "box", "go on", TIMEOUT, |vmi| !paused(vmi)).await?;
         let mut console = s.console("box")?;
-        console.login("root", "story").await?;
+        console.login("root", "ferrovirt").await?;
         console.leave().await
     });
 }

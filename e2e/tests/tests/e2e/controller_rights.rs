@@ -84,11 +84,54 @@ const REFUSED_PODS: &[(&str, Change)] = &[
     ("library of its own", |pod| {
         push(&mut pod["spec"]["containers"][0]["env"], json!({"name": "LD_PRELOAD", "value": "/x.so"}));
     }),
-    ("programs of its own", |pod| {
-        let mount = json!({"name": "private", "mountPath": "/usr/bin"});
-        push(&mut pod["spec"]["containers"][0]["volumeMounts"], mount);
+    ("worker of its own", |pod| {
+        push(&mut pod["spec"]["containers"][0]["env"], json!({"name": "VIRT_LAUNCHER_WORKER", "value": "/bin/sh"}));
+    }),
+    ("search path of its own", |pod| {
+        push(&mut pod["spec"]["containers"][0]["env"], json!({"name": "PATH", "value": "/var/run/kubevirt-private"}));
+    }),
+    ("another directory of configurations", |pod| {
+        push(&mut pod["spec"]["containers"][0]["env"], json!({"name": "XDG_CONFIG_HOME", "value": "/var/run/x"}));
+    }),
+    ("environment of a ConfigMap", |pod| {
+        pod["spec"]["containers"][0]["envFrom"] = json!([{"configMapRef": {"name": "of-the-tenant"}}]);
+    }),
+    ("startup probe", |pod| pod["spec"]["containers"][0]["startupProbe"] = json!({"exec": {"command": ["/bin/sh"]}})),
+    ("programs of its own", |pod| mount_private(pod, 0, "/usr/bin")),
+    ("programs of its own by a detour", |pod| mount_private(pod, 0, "/var/run/../../usr/bin")),
+    ("configuration of libvirt of its own", |pod| mount_private(pod, 0, "/var/run/libvirt/qemu.conf")),
+    ("second container with a volume of the launcher", |pod| {
+        push(&mut pod["spec"]["containers"], json!({"name": "second", "image": "ferrovirt.io/toolbox:devel"}));
+        mount_private(pod, 1, "/tmp");
+    }),
+    // kube-apiserver mounts the token into all containers.
+    ("second container in a pod with a token", |pod| {
+        push(&mut pod["spec"]["containers"], json!({"name": "second", "image": "ferrovirt.io/toolbox:devel"}));
+        pod["spec"]["automountServiceAccountToken"] = json!(true);
+    }),
+    ("init container in a pod with a token", |pod| {
+        pod["spec"]["initContainers"] = json!([{"name": "first", "image": "ferrovirt.io/toolbox:devel"}]);
+        pod["spec"]["automountServiceAccountToken"] = json!(true);
+    }),
+    ("second container with a projected token", |pod| {
+        let token = json!({"serviceAccountToken": {"path": "token"}});
+        push(&mut pod["spec"]["volumes"], json!({"name": "token", "projected": {"sources": [token]}}));
+        let mount = json!({"name": "token", "mountPath": "/token"});
+        push(
+            &mut pod["spec"]["containers"],
+            json!({"name": "second", "image": "ferrovirt.io/toolbox:devel", "volumeMounts": [mount]}),
+        );
     }),
 ];
+
+/// Mounts a volume of the launcher into a container.
+fn mount_private(pod: &mut Value, container: usize, path: &str) {
+    let mount = json!({"name": "private", "mountPath": path});
+    push(&mut pod["spec"]["containers"][container]["volumeMounts"], mount);
+}
+
+/// Namespaces in which virt-controller must not be able to create a launcher pod.
+const REFUSED_NAMESPACES: [&str; 3] = ["kube-system", "kube-public", "kubevirt"];
 
 /// Pods that attach volumes and that virt-controller must not be able to create, as changes of a permitted one.
 const REFUSED_ATTACHMENTS: &[(&str, Change)] = &[
@@ -103,6 +146,11 @@ const REFUSED_ATTACHMENTS: &[(&str, Change)] = &[
         push(&mut pod["spec"]["volumes"], json!({"name": "s", "secret": {"secretName": "of-the-tenant"}}))
     }),
     ("token", |pod| pod["spec"]["automountServiceAccountToken"] = json!(true)),
+    ("probe", |pod| pod["spec"]["containers"][0]["livenessProbe"] = json!({"exec": {"command": ["/bin/sh"]}})),
+    ("programs of its own", |pod| {
+        let mount = json!({"name": "hotplug-disks", "mountPath": "/volumes/../usr/bin"});
+        push(&mut pod["spec"]["containers"][0]["volumeMounts"], mount);
+    }),
     ("second container", |pod| {
         push(&mut pod["spec"]["containers"], json!({"name": "second", "image": "ferrovirt.io/toolbox:devel"}));
     }),
@@ -121,7 +169,8 @@ fn attachment_of(launcher: &Value) -> Value {
             "securityContext": {"runAsNonRoot": true, "runAsUser": 107, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "hotplug-disk", "image": launcher["spec"]["containers"][0]["image"], "securityContext": own,
-                "command": ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock"],
+                "command": ["/usr/bin/virt-launcher", "hold-volumes", "--socket", "/path/hp.sock", "--vmi-uid", "u",
+                    "--volume", "data"],
                 "volumeMounts": [{"name": "hotplug-disks", "mountPath": "/path"}],
                 "volumeDevices": [{"name": "data", "devicePath": "/path/data/uid"}],
             }],
@@ -163,13 +212,18 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &original).await?;
         ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
         let mut with_sidecar = original.clone();
-        let mount = json!({"name": "private", "mountPath": "/tmp"});
+        push(&mut with_sidecar["spec"]["volumes"], json!({"name": "own", "emptyDir": {}}));
+        let mount = json!({"name": "own", "mountPath": "/tmp"});
         push(
             &mut with_sidecar["spec"]["containers"],
             json!({"name": "proxy", "image": "ferrovirt.io/toolbox:devel", "volumeMounts": [mount]}),
         );
         let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_sidecar).await?;
         ensure!(answer.is_none(), "a launcher pod with a sidecar is refused: {answer:?}");
+        let mut with_token = original.clone();
+        with_token["spec"]["automountServiceAccountToken"] = json!(true);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_token).await?;
+        ensure!(answer.is_none(), "a launcher pod with a token is refused: {answer:?}");
         let mut wrong = Vec::new();
         for (what, change) in REFUSED_PODS {
             let mut pod = original.clone();
@@ -177,6 +231,23 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
             let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
             if !by_policy(answer.as_ref(), "pod-creation") {
                 wrong.push(format!("{what}: {answer:?}"));
+            }
+        }
+        for namespace in REFUSED_NAMESPACES {
+            let mut pod = original.clone();
+            pod["metadata"]["namespace"] = json!(namespace);
+            let path = format!("/api/v1/namespaces/{namespace}/pods?dryRun=All");
+            let answer = send(s, &Method::POST, &path, &pod).await?;
+            if !by_policy(answer.as_ref(), "pod-creation") {
+                wrong.push(format!("namespace {namespace}: {answer:?}"));
+            }
+            let vmi = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "box"}, "spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}}});
+            let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances?dryRun=All");
+            let request = Request::post(path).header("Content-Type", "application/json");
+            match s.client.request_text(request.body(vmi.to_string().into_bytes())?).await {
+                Err(kube::Error::Api(status)) if status.message.contains("no pods of VMIs are created in it") => {}
+                answer => wrong.push(format!("VMI in namespace {namespace}: {answer:?}")),
             }
         }
         let attachment = attachment_of(&launcher);
@@ -216,6 +287,13 @@ spec:
         .await?;
         let (bystander, launcher) = (format!("{pods}/bystander"), format!("{pods}/{launcher_name}"));
         let owners = &original["metadata"]["ownerReferences"];
+        for (name, owners) in [("of-a-user", &json!([])), ("of-a-vmi", owners)] {
+            let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                "metadata": {"name": name, "ownerReferences": owners},
+                "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}}});
+            s.apply(&budget.to_string()).await?;
+        }
+        let budgets = format!("/apis/policy/v1/namespaces/{}/poddisruptionbudgets", s.namespace);
         let adoption =
             json!({"metadata": {"ownerReferences": owners, "labels": {"kubevirt.io/created-by": owners[0]["uid"]}}});
         let delete = json!({"dryRun": ["All"]});
@@ -231,7 +309,9 @@ spec:
             s,
             &[
                 (Method::DELETE, bystander.clone(), delete.clone(), Some("pod-deletion")),
-                (Method::DELETE, launcher.clone(), delete, None),
+                (Method::DELETE, launcher.clone(), delete.clone(), None),
+                (Method::DELETE, format!("{budgets}/of-a-user"), delete.clone(), Some("budget-deletion")),
+                (Method::DELETE, format!("{budgets}/of-a-vmi"), delete, None),
                 (Method::POST, format!("{bystander}/eviction"), eviction, Some("pod-eviction")),
                 (Method::PATCH, bystander.clone(), labels("kubevirt.io/nodeName", "x"), Some("pods")),
                 (Method::PATCH, launcher.clone(), labels("kubevirt.io/nodeName", "x"), None),

@@ -48,7 +48,7 @@ fn vmi_runs_while_virt_handler_is_replaced() {
 #[test]
 fn killed_qemu_fails_the_vmi_and_run_strategy_always_restarts_it() {
     story("qemu", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
         let first = s.wait_running("box").await?;
         let pod = s.launcher_pod("box").await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();

@@ -238,6 +238,59 @@ async fn missing(s: &Story, hostname: &str) -> Result<()> {
 }
 
 #[test]
+fn status_that_names_the_attachment_pod_of_another_vmi_gets_no_volume_of_it() {
+    story("hotplug-forged", async |s| {
+        let block = Storage::make(s, "block", Backing::Device).await?;
+        let result = forged(s, &block.hostname).await;
+        let gone = delete_vmis_after(s, &result).await;
+        block.remove(s).await?;
+        result.and(gone)
+    });
+}
+
+async fn forged(s: &Story, hostname: &str) -> Result<()> {
+    for name in ["box", "victim"] {
+        s.apply(&manifests::kernel_vm_on(hostname, name)).await?;
+    }
+    for name in ["box", "victim"] {
+        s.wait_running(name).await?;
+    }
+    s.virt(&["addvolume", "victim", "--volume-name=block"]).await?;
+    let is_ready = |vmi: &Value| entry(vmi, "block").is_some_and(|entry| entry["phase"] == "Ready");
+    let victim = s.wait("vmi", "victim", "have its volume", MINUTES, is_ready).await?;
+    let attachment = entry(&victim, "block").unwrap_or_default()["hotplugVolume"].clone();
+    ensure!(attachment["attachPodUID"].is_string(), "{attachment}");
+    // A volume of the same name, which has no pod of its own.
+    let volume = json!([{"name": "block", "persistentVolumeClaim": {"claimName": "absent", "hotpluggable": true}}]);
+    edit(s, volume, json!([{"name": "block", "disk": {"bus": "virtio"}}])).await?;
+    wait_phase(s, "block", "Pending").await?;
+    let mut refusal = None;
+    // virt-controller restores the field at once.
+    for _ in 0..30 {
+        let vmi = s.get("vmi", "box").await?;
+        let Some(mut forged) = entry(&vmi, "block") else { continue };
+        ensure!(matches!(forged["phase"].as_str(), Some("Pending" | "Bound")), "the volume was handed over: {forged}");
+        forged["hotplugVolume"] = attachment.clone();
+        forged["persistentVolumeClaimInfo"] = json!({"claimName": "absent", "volumeMode": "Block"});
+        let patch = json!({"status": {"volumeStatus": [forged]}});
+        let vmis = s.api("VirtualMachineInstance");
+        vmis.patch("box", &PatchParams::default(), &Patch::Merge(patch)).await?;
+        if let Ok(message) = s.wait_event("box", "HotplugFailed", Duration::from_secs(2)).await {
+            refusal = Some(message);
+            break;
+        }
+    }
+    let message = refusal.unwrap_or_default();
+    ensure!(message.contains("does not hold this volume"), "{message:?}");
+    let left = wait_phase(s, "block", "Pending").await?;
+    ensure!(left["target"] == "", "{left}");
+    // The owner of the claim is not affected.
+    ensure!(is_ready(&s.get("vmi", "victim").await?), "the other VMI has lost its volume");
+    edit(s, json!(null), json!(null)).await?;
+    wait_no_entry(s, "block").await
+}
+
+#[test]
 fn volume_without_a_free_port_says_so_and_delays_no_other() {
     story("hotplug-ports", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;

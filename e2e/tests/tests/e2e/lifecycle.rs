@@ -59,10 +59,10 @@ fn user_starts_stops_and_restarts_a_vm() {
 #[test]
 fn paused_guest_stops_and_resumes() {
     story("pause", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
-        console.login("root", "story").await?;
+        console.login("root", "ferrovirt").await?;
 
         s.virt(&["pause", "vm", "box"]).await?;
         let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["reason"] == "PausedByUser");
@@ -132,11 +132,11 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
 #[test]
 fn powered_off_guest_of_run_strategy_manual_stays_off() {
     story("poweroff", async |s| {
-        s.apply(&manifests::vm("box", "Manual")).await?;
+        s.apply(&manifests::kernel_vm("box", "Manual")).await?;
         s.virt(&["start", "box"]).await?;
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
-        console.login("root", "story").await?;
+        console.login("root", "ferrovirt").await?;
         console.send("poweroff\n").await?;
         s.wait("vmi", "box", "have Succeeded", MINUTE, |vmi| vmi["status"]["phase"] == "Succeeded").await?;
         s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
@@ -147,10 +147,10 @@ fn powered_off_guest_of_run_strategy_manual_stays_off() {
 #[test]
 fn powered_off_guest_of_run_strategy_always_is_restarted() {
     story("always", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
         let first = s.wait_running("box").await?;
         let mut console = s.console("box")?;
-        console.login("root", "story").await?;
+        console.login("root", "ferrovirt").await?;
         console.send("poweroff\n").await?;
         let uid = first["metadata"]["uid"].clone();
         s.wait("vmi", "box", "be Running anew", MINUTE * 2, |vmi| {

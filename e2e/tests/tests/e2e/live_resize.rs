@@ -17,7 +17,6 @@ pub(crate) const READY: &str = "dmesg -n 1; echo online_movable > /sys/devices/s
 /// Returns a VM with 1 GiB of memory and these settings of its size.
 pub(crate) fn vm(name: &str, cpu: &str, max_guest: &str) -> String {
     manifests::kernel_vm(name, "Once")
-        .replace("console=ttyS0", "console=ttyS0 quiet")
         .replace("memory: {guest: 128Mi}", &format!("cpu: {{{cpu}}}\n        memory: {{guest: 1Gi{max_guest}}}"))
 }
 

@@ -73,7 +73,7 @@ spec:
         memory: {{guest: 128Mi}}
         firmware:
           kernelBoot:
-            kernelArgs: console=ttyS0 {arguments}
+            kernelArgs: console=ttyS0 quiet {arguments}
             container:
               image: ferrovirt.io/guests/tiny-kernel:devel
               imagePullPolicy: IfNotPresent

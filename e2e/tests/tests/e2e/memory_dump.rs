@@ -49,7 +49,7 @@ pub(crate) fn claim() -> Value {
 
 /// Returns a VM on the node of the storage.
 pub(crate) fn vm(name: &str, storage: &Storage) -> String {
-    manifests::kernel_vm_on(&storage.hostname, name).replace("console=ttyS0", "console=ttyS0 quiet")
+    manifests::kernel_vm_on(&storage.hostname, name)
 }
 
 /// Returns the request for a dump in the status of a VM.

@@ -253,6 +253,37 @@ async fn plugged(s: &Story, lan: &Lan) -> Result<()> {
 }
 
 #[test]
+fn vm_with_multiqueue_and_a_plugged_vcpu_migrates_there_and_back() {
+    story("migration-queues", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        let manifest = vm("box", "Always")
+            .replace("devices: {interfaces", "devices: {networkInterfaceMultiqueue: true, interfaces")
+            .replace("memory: {guest: 128Mi}", "cpu: {sockets: 1}\n        memory: {guest: 128Mi}");
+        s.apply(&manifest).await?;
+        s.wait_running("box").await?;
+        let mut guest = console(s, "box").await?;
+        run(&mut guest, "mkdir -p /www && echo still-here >/www/index.html && httpd -p 8080 -h /www").await?;
+        guest.leave().await?;
+        s.virt(&["expose", "vm", "box", "--name=box", "--port=80", "--target-port=8080"]).await?;
+        s.toolbox("visitor").await?;
+        s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+        let queues = |vmi: &Value| vmi["status"]["interfaces"][0]["queueCount"].as_u64();
+        for way in ["there", "back"] {
+            s.virt(&["migrate", "box", "--wait"]).await.context(way)?;
+            visited(s, TIMEOUT).await.context(way)?;
+            let vmi = s.get("vmi", "box").await?;
+            ensure!(queues(&vmi) == Some(1), "{way}: {}", vmi["status"]["interfaces"]);
+        }
+        let uid = s.get("vmi", "box").await?["metadata"]["uid"].clone();
+        s.virt(&["restart", "box", "--grace-period=0", "--force"]).await?;
+        let has_two = |vmi: &Value| vmi["metadata"]["uid"] != uid && queues(vmi) == Some(2);
+        s.wait("vmi", "box", "have two queues after a restart", MINUTES, has_two).await.map(drop)
+    });
+}
+
+#[test]
 fn canceled_migration_leaves_the_guest_at_its_source() {
     story("migration-cancel", async |s| {
         if two_nodes(s).await?.is_none() {

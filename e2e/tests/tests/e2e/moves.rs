@@ -51,9 +51,7 @@ fn with_networks(name: &str, run_strategy: &str, interface: &str, network: &str)
         "        devices: {{interfaces: [{{name: default, masquerade: {{}}}}{interface}]}}\n      \
          networks: [{{name: default, pod: {{}}}}{network}]\n"
     );
-    manifests::kernel_vm(name, run_strategy)
-        .replace("console=ttyS0", "console=ttyS0 quiet")
-        .replace("        devices: {}\n", &devices)
+    manifests::kernel_vm(name, run_strategy).replace("        devices: {}\n", &devices)
 }
 
 /// Adds disks of claims to the VM of [`vm`]. Each has the name of its claim.

@@ -12,9 +12,7 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
     story("network", async |s| {
         // One with masquerade, the other with the default binding.
         s.apply(&manifests::masqueraded("web", "Always")).await?;
-        // Kernel messages would interrupt the output of the console.
-        let plain = manifests::kernel_vm("plain", "Always").replace("console=ttyS0", "console=ttyS0 quiet");
-        s.apply(&plain).await?;
+        s.apply(&manifests::kernel_vm("plain", "Always")).await?;
         for name in ["web", "plain"] {
             s.virt(&["expose", "vm", name, &format!("--name={name}"), "--port=80", "--target-port=8080"]).await?;
         }
@@ -73,7 +71,7 @@ async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str,
 }
 
 /// Returns the page that a pod gets through the Service.
-async fn visited(s: &Story, service: &str) -> Result<String> {
+pub(crate) async fn visited(s: &Story, service: &str) -> Result<String> {
     let url = format!("http://{service}/");
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {

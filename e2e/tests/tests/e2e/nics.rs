@@ -114,9 +114,7 @@ fn of(pod: &Value, annotation: &str) -> Result<Vec<Value>> {
 pub(crate) fn vm(hostname: &str, name: &str) -> String {
     let networks = "        devices: {interfaces: [{name: default, masquerade: {}}]}\n      \
                     networks: [{name: default, pod: {}}]\n";
-    manifests::kernel_vm_on(hostname, name)
-        .replace("console=ttyS0", "console=ttyS0 quiet")
-        .replace("        devices: {}\n", networks)
+    manifests::kernel_vm_on(hostname, name).replace("        devices: {}\n", networks)
 }
 
 /// Sets the interface `lan` of a VM to a state; empty: up.

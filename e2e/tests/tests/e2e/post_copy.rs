@@ -1,11 +1,12 @@
 //! Migrations of a guest that changes its memory faster than it is copied: they are aborted, or pause the guest, or switch to
 //! post-copy, as the settings say.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story, story_alone};
+use ferrovirt_e2e_tests::{Node, Story, story, story_alone};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::{
     kills::signal,
@@ -14,6 +15,8 @@ use crate::{
     witness::Witness,
 };
 
+/// The resource of the device that the target needs.
+const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
 /// Changes 16 MiB of memory again and again, which no migration of the story can follow.
 const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
      { while :; do cat /source >/changing; done >/dev/null 2>&1 & }";
@@ -102,7 +105,7 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
             s.wait_gone("vmim", &migration, MINUTES).await?;
             let pod = alone(s, "box").await?;
             ensure!(pod["spec"]["nodeName"] != before["status"]["nodeName"], "the VMI is where it was");
-            let device = &pod["spec"]["containers"][0]["resources"]["limits"]["devices.kubevirt.io/userfaultfd"];
+            let device = &pod["spec"]["containers"][0]["resources"]["limits"][USERFAULTFD];
             ensure!(device == "1", "{}", pod["spec"]["containers"][0]["resources"]);
             Ok(())
         })
@@ -113,11 +116,42 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
 }
 
 #[test]
+fn pod_of_a_user_gets_no_userfaultfd() {
+    story("userfaultfd", async |s| {
+        let restricted = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": {
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "c", "image": "x", "securityContext": restricted,
+                "resources": {"limits": {(USERFAULTFD): "1"}}}],
+        }});
+        let refused = s.refused(&pod.to_string()).await?;
+        ensure!(refused.contains("only virt-controller makes pods with devices.kubevirt.io/userfaultfd"), "{refused}");
+        Ok(())
+    });
+}
+
+/// Waits until no node offers the device.
+async fn not_offered(s: &Story, nodes: &[String]) -> Result<()> {
+    let path = format!("jsonpath={{.status.allocatable.{}}}", USERFAULTFD.replace('.', "\\."));
+    let deadline = Instant::now() + MINUTES;
+    for node in nodes {
+        loop {
+            let units = s.kubectl(&["get", "node", node, "-o", &path]).await?;
+            if ["", "0"].contains(&units.trim()) {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{node} offers {units} units although nothing permits post-copy");
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn guest_that_is_lost_in_post_copy_is_started_again() {
     story_alone("post-copy-faults", async |s| {
-        if two_nodes(s).await?.is_none() {
-            return Ok(());
-        }
+        let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
+        not_offered(s, &nodes).await?;
         busy(s).await?;
         with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
             for program in ["virt-handler", "qemu-system-x86_64"] {
@@ -131,6 +165,47 @@ fn guest_that_is_lost_in_post_copy_is_started_again() {
         })
         .await
     });
+}
+
+/// Time for which kubelet of a lost node stands still: the target waits for the source twice for a minute.
+const LOST_SECONDS: u64 = 170;
+
+#[test]
+fn guest_whose_source_node_is_lost_in_post_copy_is_started_again() {
+    story_alone("post-copy-source", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        busy(s).await?;
+        with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
+            let source = s.enter_node(&s.node_of("box").await?).await?;
+            let lost = lost_with_its_source(s, &source).await;
+            source.leave().await?;
+            lost
+        })
+        .await
+    });
+}
+
+/// Stops kubelet and kills virt-handler on the source's node while the guest is in post-copy.
+async fn lost_with_its_source(s: &Story, source: &Node) -> Result<()> {
+    let (migration, vmi) = switched(s).await?;
+    let [stop, kill, go_on] =
+        [("kubelet", "STOP"), ("virt-handler", "KILL"), ("kubelet", "CONT")].map(|(name, sent)| signal(name, "", sent));
+    // The command itself runs by kubelet.
+    let script = format!("( sleep 1; {stop}; {kill}; sleep {LOST_SECONDS}; {go_on} ) </dev/null >/dev/null 2>&1 &");
+    source.run(&script).await?;
+    // The target decides: no virt-handler is on the node of the VMI.
+    let failed = s.wait("vmi", "box", "fail", MINUTES, |now| now["status"]["phase"] == "Failed").await?;
+    let (uid, status) = (&failed["metadata"]["uid"], &failed["status"]);
+    ensure!(*uid == vmi["metadata"]["uid"] && status["reason"] == "LostInPostCopy", "{uid} {status}");
+    ensure!(status["migrationState"]["failed"] == true, "{}", status["migrationState"]);
+    // Once the node is back and its pod is gone.
+    let is_new = |now: &Value| now["metadata"]["uid"] != vmi["metadata"]["uid"] && now["status"]["phase"] == "Running";
+    let wait = Duration::from_secs(LOST_SECONDS) + MINUTES;
+    s.wait("vmi", "box", "be started again", wait, is_new).await?;
+    s.wait_gone("vmim", &migration, MINUTES).await?;
+    alone(s, "box").await.map(drop)
 }
 
 /// Kills a program at the target while the guest is in post-copy.

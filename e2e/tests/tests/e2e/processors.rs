@@ -28,16 +28,13 @@ spec: {cpu: {preferredCPUTopology: cores}}
 
 /// Returns a VM that leaves processors and memory to its instance type, and the topology to its preference.
 fn typed_vm(name: &str) -> String {
-    manifests::kernel_vm(name, "Once")
-        .replace("console=ttyS0", "console=ttyS0 quiet")
-        .replace("        memory: {guest: 128Mi}\n", "")
-        .replace(
-            "  runStrategy: Once\n",
-            "  runStrategy: Once
+    manifests::kernel_vm(name, "Once").replace("        memory: {guest: 128Mi}\n", "").replace(
+        "  runStrategy: Once\n",
+        "  runStrategy: Once
   instancetype: {kind: VirtualMachineInstancetype, name: twin}
   preference: {kind: VirtualMachinePreference, name: compact}
 ",
-        )
+    )
 }
 
 #[test]

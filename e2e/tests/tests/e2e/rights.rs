@@ -7,7 +7,10 @@ use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
 use http::{Method, Request};
 use serde_json::{Value, json};
 
-use crate::manifests;
+use crate::{
+    manifests,
+    moves::{self, MINUTES, begin, two_nodes, with_policy},
+};
 
 /// Roles of a namespace that may use a subresource.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -186,6 +189,20 @@ async fn as_account(s: &Story, account: &str, node: &str, verb: &Method, path: &
     }
 }
 
+/// Returns the path of the story's VMI for requests that change nothing.
+fn dry_run(s: &Story) -> String {
+    format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box?dryRun=All", s.namespace)
+}
+
+/// Returns a patch with one volume in the status.
+fn volumes(entry: &Value) -> Value {
+    let mut volume = json!({"name": "x", "target": ""});
+    if let (Some(volume), Some(entry)) = (volume.as_object_mut(), entry.as_object()) {
+        volume.extend(entry.clone());
+    }
+    json!({"status": {"volumeStatus": [volume]}})
+}
+
 #[test]
 fn cve_2023_26484_cve_2025_64436_virt_handler_writes_only_its_own_node_and_vmis_and_reads_no_secret() {
     story("handler-rights", async |s| {
@@ -193,8 +210,7 @@ fn cve_2023_26484_cve_2025_64436_virt_handler_writes_only_its_own_node_and_vmis_
         let vmi = s.wait_running("box").await?;
         let own = vmi["status"]["nodeName"].as_str().context("the VMI has no node")?;
         let node = format!("/api/v1/nodes/{own}?dryRun=All");
-        let vmi_path =
-            format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box?dryRun=All", s.namespace);
+        let vmi_path = dry_run(s);
         for (handler_of, path, patch, expected) in [
             (own, &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 200),
             ("another", &node, json!({"metadata": {"labels": {"kubevirt.io/x": "y"}}}), 403),
@@ -212,6 +228,11 @@ fn cve_2023_26484_cve_2025_64436_virt_handler_writes_only_its_own_node_and_vmis_
             (own, &vmi_path, json!({"metadata": {"finalizers": null}}), 403),
             (own, &vmi_path, json!({"status": {"activePods": {"p": "another"}}}), 403),
             (own, &vmi_path, json!({"status": {"VSOCKCID": 5}}), 403),
+            (own, &vmi_path, json!({"metadata": {"annotations": {"x": "y"}}}), 403),
+            (own, &vmi_path, json!({"status": {"migrationState": {"failed": true}}}), 403),
+            (own, &vmi_path, volumes(&json!({"hotplugVolume": {"attachPodUID": "x"}})), 403),
+            (own, &vmi_path, volumes(&json!({"persistentVolumeClaimInfo": {"claimName": "x"}})), 403),
+            (own, &vmi_path, volumes(&json!({"size": 5})), 200),
         ] {
             let code = as_handler(s, handler_of, &Method::PATCH, path, &patch).await?;
             ensure!(code == expected, "virt-handler of {handler_of:?}, {path}, {patch}: {code} instead of {expected}");
@@ -248,4 +269,115 @@ fn cve_2023_26484_cve_2025_64436_virt_handler_writes_only_its_own_node_and_vmis_
         ensure!(refused.contains("only virt-controller makes pods"), "{refused}");
         Ok(())
     });
+}
+
+#[test]
+fn migration_target_writes_only_its_part_of_a_vmi() {
+    story("migration-rights", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        s.apply(&moves::vm("box", "Always")).await?;
+        s.wait_running("box").await?;
+        // Slow enough for all rows.
+        with_policy(s, json!({"bandwidthPerMigration": "1Mi", "completionTimeoutPerGiB": 9000}), async |_| {
+            let migration = begin(s, "box").await?;
+            let copied = |vmi: &Value| vmi["status"]["migrationState"]["targetNodeDomainDetected"] == true;
+            let vmi = s.wait("vmi", "box", "be copied", MINUTES, copied).await?;
+            during_a_migration(s, &vmi["status"]["migrationState"]).await?;
+            let now = s.get("vmi", "box").await?;
+            ensure!(now["status"]["migrationState"]["completed"] != true, "the migration was too fast for the story");
+            s.virt(&["migrate-cancel", "box"]).await?;
+            s.wait_gone("vmim", &migration, MINUTES).await?;
+            let failed = |vmi: &Value| vmi["status"]["migrationState"]["failed"] == true;
+            let vmi = s.wait("vmi", "box", "show the failure", MINUTES, failed).await?;
+            after_its_failure(s, &vmi["status"]["migrationState"]).await
+        })
+        .await
+    });
+}
+
+/// Returns a patch of the state of the migration.
+fn migration(fields: Value) -> Value {
+    json!({"status": {"migrationState": fields}})
+}
+
+/// Returns the write that passes ownership to the target, with more fields of the status.
+fn take_over(target: &Value, more: &Value) -> Value {
+    let mut status = json!({
+        "nodeName": target, "evacuationNodeName": null, "migrationTransport": "Unix",
+        "migrationState": {"endTimestamp": "2030-01-01T00:00:00Z", "targetNodeDomainReadyTimestamp": "2030-01-01T00:00:00Z"},
+    });
+    json_patch::merge(&mut status, more);
+    json!({"metadata": {"labels": {"kubevirt.io/nodeName": target}}, "status": status})
+}
+
+/// Checks the writes of both ends and of a third node while the guest is copied.
+async fn during_a_migration(s: &Story, state: &Value) -> Result<()> {
+    let (source, target, third) = (&state["sourceNode"], &state["targetNode"], json!("another"));
+    let failed =
+        || json!({"failed": true, "completed": true, "failureReason": "x", "endTimestamp": "2030-01-01T00:00:00Z"});
+    let mut rows = vec![
+        (source, migration(json!({"mode": "PostCopy", "abortStatus": "Failed"})), 200),
+        (source, migration(failed()), 200),
+        (source, migration(json!({"completed": true})), 403),
+        (source, migration(json!({"startTimestamp": "2030-01-01T00:00:00Z"})), 403),
+        (source, migration(json!({"targetNodeAddress": "127.0.0.1"})), 403),
+        (source, migration(json!({"targetAttachmentPodUID": "x"})), 403),
+        (source, migration(json!({"migrationConfiguration": {"allowPostCopy": true}})), 403),
+        (source, json!({"status": {"migratedVolumes": [{"volumeName": "x"}]}}), 403),
+        (source, json!({"status": {"nodeName": target}}), 403),
+        (target, migration(json!({"targetNodeAddress": "10.0.0.1"})), 200),
+        (target, take_over(target, &json!({})), 200),
+        (target, take_over(target, &json!({"phase": "Failed"})), 403),
+        (target, take_over(target, &json!({"activePods": {"x": target}})), 403),
+        (target, take_over(target, &json!({"migrationState": {"targetPod": "x"}})), 403),
+        // Only before it has published its address.
+        (target, migration(failed()), 403),
+        (target, migration(json!({"mode": "PostCopy"})), 403),
+        (target, json!({"metadata": {"labels": {"kubevirt.io/nodeName": target}}}), 403),
+        (target, json!({"metadata": {"labels": {"x": "y"}}}), 403),
+        (target, json!({"metadata": {"annotations": {"x": "y"}}}), 403),
+    ];
+    for (field, value) in [
+        ("phase", json!("Failed")),
+        ("reason", json!("x")),
+        ("conditions", json!([])),
+        ("interfaces", json!([{"name": "default", "ipAddress": "10.0.0.1"}])),
+        ("volumeStatus", json!([{"name": "x", "target": "vda"}])),
+        ("evacuationNodeName", json!(target)),
+        ("guestOSInfo", json!({"name": "x"})),
+    ] {
+        rows.push((target, json!({"status": {(field): value}}), 403));
+    }
+    rows.push((&third, take_over(&third, &json!({})), 403));
+    written_as(s, &rows).await
+}
+
+/// Checks that neither end turns the failed migration into another one.
+async fn after_its_failure(s: &Story, state: &Value) -> Result<()> {
+    let (source, target) = (&state["sourceNode"], &state["targetNode"]);
+    let revived = || json!({"failed": null, "completed": null, "endTimestamp": null, "failureReason": null});
+    let mut rows = vec![(source, json!({"status": {"reason": "x"}}), 200)];
+    for node in [source, target] {
+        rows.extend([
+            (node, migration(revived()), 403),
+            (node, migration(json!({"failed": false})), 403),
+            (node, migration(json!({"endTimestamp": "2030-01-01T00:00:00Z"})), 403),
+            (node, json!({"status": {"migrationState": null}}), 403),
+        ]);
+    }
+    rows.push((target, take_over(target, &json!({})), 403));
+    rows.push((target, json!({"status": {"nodeName": target, "migrationState": revived()}}), 403));
+    written_as(s, &rows).await
+}
+
+/// Checks the answers to writes by the virt-handlers of nodes.
+async fn written_as(s: &Story, rows: &[(&Value, Value, u16)]) -> Result<()> {
+    for (node, patch, expected) in rows {
+        let node = node.as_str().context("no node")?;
+        let code = as_handler(s, node, &Method::PATCH, &dry_run(s), patch).await?;
+        ensure!(code == *expected, "virt-handler of {node}, {patch}: {code} instead of {expected}");
+    }
+    Ok(())
 }

@@ -27,7 +27,7 @@ const LANES: usize = 8;
 #[test]
 fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
     story_alone("streamfaults", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        s.apply(&manifests::kernel_vm("box", "Always")).await?;
         let vmi = s.wait_running("box").await?;
         let forward = s.forward("vm/box", ECHO).await?;
 
@@ -171,7 +171,7 @@ struct Streams {
 
 impl Streams {
     async fn open(s: &Story, forward: &Served) -> Result<Self> {
-        let mut console = s.reopen_console("box", "root", "story").await?;
+        let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
         console.serve(&format!("nc -ll -p {ECHO} -e cat"), ECHO).await?;
         let (display, viewer) = retry(|| s.display("box")).await.context("display")?;
         let tunnel = retry(|| async {

@@ -1,14 +1,17 @@
-//! VMs that follow an upgrade to another launcher without a restart.
+//! VMs that follow an upgrade to another launcher, or a change, without a restart, and updates without effect.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story_alone};
-use kube::api::ListParams;
+use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, storage::delete_vmis_after, story_alone};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     installation::{COUNT, OUTDATED, choose_debug_image, helm, installation, revision, set_update},
-    moves::{MINUTES, alone, console, is_long, two_nodes, vm},
+    live_resize::condition,
+    moves::{MINUTES, alone, console, is_long, two_nodes, vm, vm_with_lan},
+    networks,
+    nics::{is_plugged, lan, set},
     witness::Witness,
 };
 
@@ -81,4 +84,139 @@ async fn follow(s: &Story, guests: &[(String, Value, Witness)], debug: bool) -> 
     let updates = |vmim: &Value| !vmim["metadata"]["annotations"]["kubevirt.io/workloadUpdateMigration"].is_null();
     ensure!(!migrations.is_empty() && migrations.iter().all(updates), "{migrations:?}");
     Ok(())
+}
+
+/// Time in which a second migration or eviction would follow: condition MigrationRequired is due after 15 seconds.
+const QUIET: Duration = Duration::from_secs(40);
+
+/// Runs a body with a strategy of updates, and restores the former one.
+async fn with_update(s: &Story, strategy: Value, body: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+    let before = installation(s).await?["spec"]["workloadUpdateStrategy"].clone();
+    set_update(s, &strategy).await?;
+    let result = body().await;
+    set_update(s, &before).await?;
+    result
+}
+
+#[test]
+fn last_interface_that_leaves_by_a_migration_migrates_the_vm_once() {
+    story_alone("last-interface", async |s| {
+        let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
+        if !networks::are_there(s).await? {
+            return skip("Multus");
+        }
+        let network = networks::define(s).await?;
+        let result =
+            with_update(s, json!({"workloadUpdateMethods": ["LiveMigrate"]}), async || unplugged(s).await).await;
+        let gone = delete_vmis_after(s, &result).await;
+        let mut left = String::new();
+        for node in &nodes {
+            left += &networks::left(s, node, &network, "none").await?;
+        }
+        result.and(gone)?;
+        ensure!(left.is_empty(), "links or addresses are left on the nodes: {left}");
+        Ok(())
+    });
+}
+
+async fn unplugged(s: &Story) -> Result<()> {
+    s.apply(&vm_with_lan("box", "Always")).await?;
+    s.wait_running("box").await?;
+    let movable = |vmi: &Value| {
+        is_plugged(vmi) && condition(vmi, "LiveMigratable").is_some_and(|shown| shown["status"] == "True")
+    };
+    let before = s.wait("vmi", "box", "have the interface and be migratable", MINUTES, movable).await?;
+    // No program changes the networks of the pod, so that the link leaves by a migration.
+    set(s, "box", "absent").await?;
+    let is_gone = |vmi: &Value| {
+        lan(vmi).is_null()
+            && !vmi["spec"].to_string().contains("\"lan\"")
+            && condition(vmi, "MigrationRequired").is_none()
+            && vmi["status"]["nodeName"] != before["status"]["nodeName"]
+    };
+    s.wait("vmi", "box", "be without the interface", MINUTES, is_gone).await?;
+    alone(s, "box").await?;
+    sleep(QUIET).await;
+    let migrations = s.list("vmim", "").await?;
+    let [migration] = &migrations[..] else { anyhow::bail!("{migrations:?}") };
+    ensure!(migration["status"]["phase"] == "Succeeded", "{migration}");
+    let vmi = s.get("vmi", "box").await?;
+    ensure!(
+        vmi["metadata"]["uid"] == before["metadata"]["uid"] && condition(&vmi, "MigrationRequired").is_none(),
+        "{vmi}"
+    );
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", MINUTES).await
+}
+
+#[test]
+fn vm_whose_launcher_image_is_replaced_is_neither_migrated_nor_evicted() {
+    story_alone("replaced-image", async |s| {
+        if !s.cluster_api("vmi").list(&ListParams::default()).await?.items.is_empty() {
+            return skip("no other VMI");
+        }
+        let strategy = |method: &str| json!({"workloadUpdateMethods": [method], "batchEvictionSize": 10, "batchEvictionInterval": "1s"});
+        with_replaced_image(s, async || {
+            with_update(s, strategy("Evict"), async || stays(s).await).await.context("Evict")?;
+            with_update(s, strategy("LiveMigrate"), async || stays(s).await).await.context("LiveMigrate")
+        })
+        .await
+    });
+}
+
+/// Runs a body while an admission policy gives launcher pods of the story another image than virt-controller.
+async fn with_replaced_image(s: &Story, body: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+    let name = format!("{}-image", s.namespace);
+    let expression = "[JSONPatch{op: \"replace\", path: \"/spec/containers/0/image\", \
+                      value: object.spec.containers[0].image + \"-debug\"}]";
+    let api = "admissionregistration.k8s.io/v1";
+    let policy = json!({
+        "apiVersion": api, "kind": "MutatingAdmissionPolicy", "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+            "matchConstraints": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": s.namespace}},
+                "objectSelector": {"matchLabels": {"kubevirt.io": "virt-launcher"}},
+                "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+            },
+            "matchConditions": [{"name": "launcher", "expression": "object.spec.containers[0].name == 'compute'"}],
+            "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}],
+        },
+    });
+    let binding = json!({
+        "apiVersion": api, "kind": "MutatingAdmissionPolicyBinding", "metadata": {"name": name},
+        "spec": {"policyName": name},
+    });
+    let kinds = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"];
+    for (kind, object) in kinds.into_iter().zip([policy, binding]) {
+        let object = serde_json::from_value(object)?;
+        s.cluster_api(kind).create(&PostParams::default(), &object).await.with_context(|| format!("create {kind}"))?;
+    }
+    // The API server follows policies after a moment.
+    sleep(Duration::from_secs(5)).await;
+    let result = body().await;
+    for kind in kinds {
+        s.cluster_api(kind).delete(&name, &DeleteParams::default()).await.with_context(|| format!("delete {kind}"))?;
+    }
+    result
+}
+
+async fn stays(s: &Story) -> Result<()> {
+    s.apply(&vm("box", "Always")).await?;
+    let before = s.wait_running("box").await?;
+    let image = &s.launcher_pod("box").await?["spec"]["containers"][0]["image"];
+    ensure!(image.as_str().is_some_and(|image| image.ends_with("-debug")), "the pod has image {image}");
+    let says = |vmi: &Value| {
+        let shown = condition(vmi, "WorkloadUpdateIneffective");
+        shown.is_some_and(|shown| shown["reason"] == "LauncherImageReplaced")
+    };
+    s.wait("vmi", "box", "say why it keeps its launcher", MINUTES, says).await?;
+    s.wait_event("box", "WorkloadUpdateIneffective", TIMEOUT).await?;
+    sleep(QUIET).await;
+    let vmi = s.get("vmi", "box").await?;
+    ensure!(vmi["metadata"]["uid"] == before["metadata"]["uid"], "it was evicted");
+    ensure!(vmi["status"]["phase"] == "Running" && says(&vmi), "{vmi}");
+    ensure!(s.list("vmim", "").await?.is_empty(), "it was migrated");
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", MINUTES).await
 }

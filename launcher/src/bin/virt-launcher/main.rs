@@ -11,6 +11,7 @@ use ferrovirt_launcher::{
     paths::Paths,
     probe, worker,
 };
+use protocol::holder::Held;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -36,8 +37,8 @@ fn main() -> anyhow::Result<ExitCode> {
             capabilities::collect(&output).context("collecting the node's capabilities")?;
             Ok(ExitCode::SUCCESS)
         }
-        (Some(Task::HoldVolumes { socket }), _) => {
-            hold_volumes::run(&socket).context("holding the volumes")?;
+        (Some(Task::HoldVolumes { socket, vmi_uid, volumes }), _) => {
+            hold_volumes::run(&socket, &Held { vmi: vmi_uid, volumes }).context("holding the volumes")?;
             Ok(ExitCode::SUCCESS)
         }
         (Some(Task::ProbeCapabilities { scratch, kvm, verify }), _) => {

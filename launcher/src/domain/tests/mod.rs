@@ -305,6 +305,18 @@ fn without_features_there_is_no_acpi_and_the_reboot_policy_applies() {
 }
 
 #[test]
+fn files_of_a_domain_have_names_that_fit() {
+    assert_eq!(domain_name("ns", "vm"), "ns_vm");
+    for (namespace, length) in [(1, 1), (63, 63), (63, 169), (63, 183), (63, 184), (2, 253), (63, 253)] {
+        let (namespace, name) = ("n".repeat(namespace), "v".repeat(length));
+        let domain = domain_name(&namespace, &name);
+        assert!(format!("{domain}.xml.new").len() <= 255, "{domain}");
+        let fits = namespace.len() + 1 + name.len() <= 247;
+        assert_eq!(domain == format!("{namespace}_{name}"), fits, "{domain}");
+    }
+}
+
+#[test]
 fn firmware_is_found_under_the_names_of_several_distributions() {
     let has = |files: &'static [&str]| move |path: &Path| files.iter().any(|f| Path::new(f) == path);
     let directories = [Path::new("/usr/share/edk2/ovmf"), Path::new("/usr/share/OVMF")];

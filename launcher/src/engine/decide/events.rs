@@ -175,7 +175,7 @@ impl Turn {
         }
         let active = parse(&xml);
         if !over {
-            self.arriving(active.id, reason);
+            self.arriving(active.id, lifecycle, reason);
         }
         if self.state.stage == Stage::Waiting {
             // A domain that does not run was defined by a start that may have failed. Only an adopting worker has
@@ -187,6 +187,7 @@ impl Turn {
         }
         let connected = !over && guest_agent.unwrap_or(active.guest_agent_connected);
         let published = &mut self.state.published;
+        let changed = published.lifecycle() != lifecycle || *self.state.active != active;
         published.set_lifecycle(lifecycle);
         published.reason = reason.into();
         published.guest_agent_connected = connected;
@@ -202,7 +203,7 @@ impl Turn {
             published.memory_current = active.memory.and_then(with_device).unwrap_or(memory);
             published.memory_requested = active.memory_requested().unwrap_or(0);
             published.vcpus = active.vcpus.unwrap_or(0);
-            published.nics = active.nics();
+            (published.nics, published.nic_queues) = (active.nics(), active.nic_queues());
             published.disks = active.disk_targets();
             published.disk_errors = errors_by_volume(&disk_errors, &published.disks);
             for disk in &mut published.disks {
@@ -213,7 +214,7 @@ impl Turn {
             self.forget_released();
         }
         self.look_for_switch();
-        self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running });
+        self.effects.push(Effect::AttendGuestAgent { connected, runs: lifecycle == Lifecycle::Running, changed });
         self.set_late_clock();
         if over {
             tracing::info!(reason, state = lifecycle.as_str_name(), "the domain has ended");

@@ -5,11 +5,13 @@
 //!                                                       +----> (the domain is gone)  not moved
 //! ```
 //! The domain arrives paused. Only a release of the source's launcher, whose domain has ended, lets the guest run. In post-copy it
-//! runs before, and is released when all of its memory is here. The domain comes twice then: first without post-copy.
+//! runs before, and is released when all of its memory is here. The domain comes twice then: first without post-copy. A source that
+//! has switched never runs the guest again, so that this launcher decides alone if the source is silent: a whole guest is released,
+//! one with a broken connection is lost.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use protocol::{Lifecycle, MigrationReport, MigrationStep};
+use protocol::{Lifecycle, MigrationMode, MigrationReport, MigrationStep};
 
 use super::{Turn, migration_out::INTERVAL, post_copy::is_apart, requests::disconnected, start::DAEMON_DEADLINE};
 use crate::{
@@ -20,6 +22,13 @@ use crate::{
     },
     hypervisor::HypervisorError,
 };
+
+/// Time for the source to release a guest in post-copy that is whole, or to report one that is lost.
+const SOURCE_LIMIT: Duration = Duration::from_secs(60);
+/// Time for the domain to come again with post-copy.
+const RETURN_LIMIT: Duration = Duration::from_secs(120);
+/// Failure of a guest whose memory was at two places.
+const LOST: &str = "the guest was lost in post-copy";
 
 impl Turn {
     pub(super) fn incoming(&mut self) -> Option<&mut MigrationIn> {
@@ -99,6 +108,12 @@ impl Turn {
         let (now, has_read) = (self.now, self.has_read());
         let Some(incoming) = self.incoming() else { return };
         match &incoming.step {
+            InStep::Waiting if incoming.until.is_some_and(|until| until <= now) => {
+                incoming.until = Some(now + INTERVAL);
+                if has_read {
+                    self.decide_alone();
+                }
+            }
             InStep::Connecting { domain, .. } if has_read => {
                 let Some(wanted) = incoming.wanted.clone() else { return };
                 let (disks, acpi) = (domain.disks.clone(), domain.acpi);
@@ -171,9 +186,14 @@ impl Turn {
     }
 
     /// Learns that the domain exists here.
-    pub(super) fn arriving(&mut self, id: Option<u32>, reason: &str) {
+    pub(super) fn arriving(&mut self, id: Option<u32>, lifecycle: Lifecycle, reason: &str) {
         let now = self.now;
+        self.note_post_copy(reason);
+        let has_left = self.has_left_its_memory();
         let Some(incoming) = self.incoming() else { return };
+        // The source has nothing more to do, except to say so.
+        let is_done = reason == "postcopyFailed" || (has_left && lifecycle == Lifecycle::Running && !is_apart(reason));
+        incoming.until = is_done.then(|| incoming.until.unwrap_or(now + SOURCE_LIMIT));
         incoming.first = incoming.first.or(id);
         // Nothing may have been read between the end of the first domain and its return.
         incoming.returns |= (id.is_some() && incoming.first != id) || is_apart(reason);
@@ -188,8 +208,42 @@ impl Turn {
         }
     }
 
+    /// Records that the guest runs here before its memory has come.
+    fn note_post_copy(&mut self, reason: &str) {
+        if !is_apart(reason) || self.has_left_its_memory() || self.incoming().is_none() {
+            return;
+        }
+        if let Some(report) = &mut self.state.published.migration {
+            report.set_mode(MigrationMode::PostCopy);
+            report.set_step(MigrationStep::Copying);
+            let record = MigrationRecord::of(report, Direction::In, false);
+            self.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Incoming));
+        }
+    }
+
+    /// Returns true if the guest has left its memory behind: the source never runs it again.
+    fn has_left_its_memory(&self) -> bool {
+        self.state.published.migration.as_ref().is_some_and(|report| report.mode() == MigrationMode::PostCopy)
+    }
+
+    /// Decides without the source.
+    fn decide_alone(&mut self) {
+        let is_broken = is_apart(&self.state.published.reason);
+        let Some(incoming) = self.incoming() else { return };
+        if !incoming.seen {
+            self.fail_arrival("the domain has not come again for post-copy");
+        } else if is_broken {
+            tracing::error!("the connection of post-copy is broken, the guest is lost");
+            self.kill(Vec::new());
+        } else {
+            tracing::warn!("the source is silent, and all of the guest is here");
+            self.begin_release(None);
+        }
+    }
+
     /// Decides on a domain that has ended or is gone. Returns false if no migration concerns it.
     pub(super) fn arrival_ended(&mut self) -> bool {
+        let (until, is_lost) = (self.now + RETURN_LIMIT, self.has_left_its_memory());
         let Some(incoming) = self.incoming() else { return false };
         match incoming.step {
             // It was here, and its guest was released: its end is that of the VMI.
@@ -201,7 +255,7 @@ impl Turn {
                 false
             }
             InStep::Waiting if incoming.seen && incoming.may_return() => {
-                (incoming.seen, incoming.returns) = (false, true);
+                (incoming.seen, incoming.returns, incoming.until) = (false, true, Some(until));
                 tracing::info!("the domain has not arrived, waiting for its return with post-copy");
                 self.state.stage = Stage::Waiting;
                 let published = &mut self.state.published;
@@ -213,7 +267,7 @@ impl Turn {
                 true
             }
             InStep::Waiting if incoming.seen => {
-                self.fail_arrival("the domain has not arrived");
+                self.fail_arrival(if is_lost { LOST } else { "the domain has not arrived" });
                 true
             }
             _ => true,
@@ -276,16 +330,16 @@ impl Turn {
             // Some of its memory is still at the source.
             _ if is_apart(&reason) => self.answer(id, Err(RequestError::Arriving)),
             // libvirt has completed the arrival. Before that the reason is `migration`.
-            Lifecycle::Running => self.begin_release(id),
-            Lifecycle::Paused if reason == "user" => self.begin_release(id),
+            Lifecycle::Running => self.begin_release(Some(id)),
+            Lifecycle::Paused if reason == "user" => self.begin_release(Some(id)),
             _ => self.answer(id, Err(RequestError::Arriving)),
         }
     }
 
-    fn begin_release(&mut self, id: RequestId) {
+    fn begin_release(&mut self, id: Option<RequestId>) {
         let Some(incoming) = self.incoming() else { return };
         incoming.step = InStep::Releasing;
-        incoming.releases.push(id);
+        incoming.releases.extend(id);
         let paused = incoming.paused;
         if let Some(report) = &self.state.published.migration {
             let record = MigrationRecord::of(report, Direction::In, paused);

@@ -109,7 +109,7 @@ impl Turn {
     /// Enters the final stage: virt-handler records the end.
     pub(super) fn end(&mut self) {
         self.state.stage = Stage::Ended;
-        self.effects.push(Effect::AttendGuestAgent { connected: false, runs: false });
+        self.effects.push(Effect::AttendGuestAgent { connected: false, runs: false, changed: false });
         let limit = if self.state.terminating { FINISH_DEADLINE_TERMINATING } else { FINISH_DEADLINE };
         let at = self.now + limit;
         self.state.finish_at = Some(self.state.finish_at.map_or(at, |earlier| earlier.min(at)));

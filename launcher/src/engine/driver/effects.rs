@@ -65,7 +65,12 @@ impl Driver {
                 self.domain = None;
                 let _ = self.domains.send_replace(None);
             }
-            Effect::AttendGuestAgent { connected, runs } => self.guest_agent.attend(connected, runs),
+            Effect::AttendGuestAgent { connected, runs, changed } => {
+                self.guest_agent.attend(connected, runs);
+                if changed {
+                    self.guest_agent.look_again();
+                }
+            }
             Effect::ReadCrash => {
                 let log = self.pod.paths.domain_log(&self.state.domain_name());
                 self.results.push_back(Input::Crash(crash::last(&log)));
@@ -103,8 +108,9 @@ impl Driver {
             }
             Effect::Release { paused } => {
                 let channels = self.channels.clone();
+                let thaw_after = self.guest_agent.thaw_after();
                 self.spawn(async move {
-                    let result = channels.release(paused).await;
+                    let result = channels.release(paused, thaw_after).await;
                     Finished::Input(Input::Released(result.map_err(|error| error.to_string())))
                 });
             }

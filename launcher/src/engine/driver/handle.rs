@@ -195,4 +195,8 @@ impl migration::Engine for EngineHandle {
     async fn release(&self, paused: bool) -> std::io::Result<bool> {
         self.ask(Request::Release { paused }).await.map_err(std::io::Error::other)
     }
+
+    fn thaw_after(&self, seconds: u32) {
+        self.guest_agent.take_thaw(seconds);
+    }
 }

@@ -152,6 +152,8 @@ pub(crate) enum Effect {
         connected: bool,
         /// The guest runs.
         runs: bool,
+        /// The domain has changed.
+        changed: bool,
     },
     /// Prepare the disks and render the domain's XML.
     Prepare {

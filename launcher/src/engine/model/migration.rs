@@ -47,6 +47,9 @@ pub(crate) struct MigrationRecord {
     pub(crate) begin: u64,
     /// See `begin`.
     pub(crate) end: u64,
+    /// The guest has left its memory behind.
+    #[serde(default)]
+    pub(crate) post_copy: bool,
 }
 
 impl MigrationRecord {
@@ -61,14 +64,17 @@ impl MigrationRecord {
             aborted: report.aborted,
             begin: report.begin,
             end: report.end,
+            post_copy: report.mode() == MigrationMode::PostCopy,
         }
     }
 
     /// Returns the report of the record.
     pub(crate) fn report(&self) -> MigrationReport {
+        let mode = if self.post_copy { MigrationMode::PostCopy } else { MigrationMode::default() };
         MigrationReport {
             migration: self.migration.clone(),
             step: self.step,
+            mode: mode.into(),
             failure: self.failure.clone(),
             aborted: self.aborted,
             begin: self.begin,
@@ -306,6 +312,8 @@ pub(crate) struct MigrationIn {
     pub(crate) next: Instant,
     /// An attempt is in progress.
     pub(crate) calling: bool,
+    /// Time at which this launcher decides without the source, which can have ended.
+    pub(crate) until: Option<Instant>,
 }
 
 /// Step of a migration to this launcher.
@@ -346,6 +354,7 @@ impl MigrationIn {
             releases: Vec::new(),
             next: now,
             calling: false,
+            until: None,
         }
     }
 
@@ -365,6 +374,7 @@ impl MigrationIn {
             releases: Vec::new(),
             next: now,
             calling: false,
+            until: None,
         }
     }
 
@@ -380,6 +390,7 @@ impl MigrationIn {
     pub(crate) fn wake(&self) -> Option<Instant> {
         match &self.step {
             InStep::Connecting { until, .. } => Some(*until),
+            InStep::Waiting => self.until,
             InStep::Releasing if !self.calling => Some(self.next),
             _ => None,
         }

@@ -44,7 +44,10 @@ use self::{
         registration_client::RegistrationClient,
     },
 };
-use crate::safe_dir::{Error as PathError, SafeDir, Stat};
+use crate::{
+    devices::USERFAULTFD,
+    safe_dir::{Error as PathError, SafeDir, Stat},
+};
 
 /// kubelet's device plugin API.
 #[allow(
@@ -118,16 +121,25 @@ enum Error {
     Server,
 }
 
-/// Offers the resources to kubelet until `stop`. `offers` contains the state of the shared resources only: a node whose
+/// Offers the resources to kubelet until `stop`, that of post-copy only while it is permitted. `offers` contains the state of the shared resources only: a node whose
 /// permitted devices are not known yet has none of them for the scheduler.
-pub(crate) async fn run(config: Config, cluster: ConfigHandle, offers: watch::Sender<Offers>, stop: CancellationToken) {
+pub(crate) async fn run(
+    config: Config,
+    cluster: ConfigHandle,
+    post_copy: watch::Receiver<bool>,
+    offers: watch::Sender<Offers>,
+    stop: CancellationToken,
+) {
     let mut plugins = JoinSet::new();
     for device in shared::RESOURCES {
         // All resources are known before the first one is registered.
         update(&offers, &device.resource(), |_| {});
     }
     for device in shared::RESOURCES {
-        plugins.spawn(shared::run(device, config.clone(), cluster.clone(), offers.clone(), stop.clone()));
+        // Without its sender a receiver keeps the value.
+        let permitted = if device == USERFAULTFD { post_copy.clone() } else { watch::channel(true).1 };
+        let (config, cluster, offers, stop) = (config.clone(), cluster.clone(), offers.clone(), stop.clone());
+        plugins.spawn(shared::run(device, config, cluster, permitted, offers, stop));
     }
     plugins.spawn(permitted::run(config, cluster, stop));
     while let Some(ended) = plugins.join_next().await {

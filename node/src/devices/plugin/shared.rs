@@ -76,11 +76,12 @@ impl Resource for Shared {
     }
 }
 
-/// Offers a device until `stop`.
+/// Offers a device until `stop`, while it is permitted.
 pub(super) async fn run(
     device: Device,
     config: Config,
     cluster: ConfigHandle,
+    permitted: watch::Receiver<bool>,
     offers: watch::Sender<Offers>,
     stop: CancellationToken,
 ) {
@@ -88,7 +89,7 @@ pub(super) async fn run(
     let shared = Shared { resource: device.resource(), device, stock };
     tokio::select! {
         () = offer(Arc::new(shared), &config.plugins_dir, &offers, stop) => {}
-        () = watch_health(device, &config, &sender, &offers) => {}
+        () = watch_health(device, &config, permitted, &sender, &offers) => {}
         () = watch_number(&config, cluster, &sender) => {}
     }
 }
@@ -107,8 +108,14 @@ async fn watch_number(config: &Config, mut cluster: ConfigHandle, stock: &watch:
     }
 }
 
-/// Follows the health of the device.
-async fn watch_health(device: Device, config: &Config, stock: &watch::Sender<Stock>, offers: &watch::Sender<Offers>) {
+/// Follows the health of the device. kubelet allocates no unhealthy unit, and containers that have one keep it.
+async fn watch_health(
+    device: Device,
+    config: &Config,
+    mut permitted: watch::Receiver<bool>,
+    stock: &watch::Sender<Stock>,
+    offers: &watch::Sender<Offers>,
+) {
     let resource = device.resource();
     let publish = |now: bool| {
         if stock.send_if_modified(|stock| std::mem::replace(&mut stock.healthy, now) != now) {
@@ -134,7 +141,49 @@ async fn watch_health(device: Device, config: &Config, stock: &watch::Sender<Sto
                 tracing::info!(device = device.node, %error, "driver cannot be loaded");
             }
         }
-        publish(is_present(&dev, device));
-        changes.changed(DEVICE_RECHECK).await;
+        let is_permitted = *permitted.borrow_and_update();
+        publish(is_permitted && is_present(&dev, device));
+        tokio::select! {
+            () = changes.changed(DEVICE_RECHECK) => {}
+            Ok(()) = permitted.changed() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "the test creates the device that virt-handler finds")]
+    async fn a_device_is_offered_only_while_it_is_permitted() {
+        use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+        let dev_dir = std::env::temp_dir().join(format!("ferrovirt-userfaultfd-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dev_dir);
+        std::fs::create_dir_all(&dev_dir).unwrap();
+        let node = dev_dir.join(USERFAULTFD.node);
+        if mknodat(CWD, node, FileType::CharacterDevice, Mode::from_raw_mode(0o600), makedev(10, 126)).is_err() {
+            skips::skip("permission to make device nodes: root");
+            return;
+        }
+        let (permit, permitted) = watch::channel(false);
+        let (stock, mut known) = watch::channel(Stock { units: 1, healthy: false });
+        let (offers, mut shown) = watch::channel(Offers::new());
+        let config =
+            Config { plugins_dir: dev_dir.clone(), dev_dir: dev_dir.clone(), sys_dir: dev_dir.clone(), max_devices: 1 };
+        let resource = USERFAULTFD.resource();
+        let checked = async {
+            let looked = |offers: &Offers| offers.get(&resource).is_some_and(|offer| offer.healthy == Some(false));
+            drop(shown.wait_for(looked).await.unwrap());
+            for now in [true, false, true] {
+                permit.send_replace(now);
+                drop(known.wait_for(|stock| stock.healthy == now).await.unwrap());
+            }
+        };
+        tokio::select! {
+            () = watch_health(USERFAULTFD, &config, permitted, &stock, &offers) => {}
+            ended = tokio::time::timeout(Duration::from_secs(5), checked) => ended.unwrap(),
+        }
+        std::fs::remove_dir_all(dev_dir).unwrap();
     }
 }

@@ -66,18 +66,19 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     // The number of the cluster configuration.
     let cluster =
         ConfigHandle::fixed(ClusterConfig { virtual_machine_instances_per_node: Some(3), ..ClusterConfig::default() });
-    let running = tokio::spawn(run(config, cluster, offers, stop.clone()));
+    let running = tokio::spawn(run(config, cluster, watch::channel(false).1, offers, stop.clone()));
 
     let (mut requests, kubelet) = start_kubelet(&plugins);
     let mut resources = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..5 {
         let request = requests.recv().await.unwrap();
         assert_eq!(request.version, "v1beta1");
         assert_eq!(request.endpoint, format!("kubevirt-{}.sock", request.resource_name.rsplit('/').next().unwrap()));
         resources.push(request.resource_name);
     }
     resources.sort();
-    let all = ["kvm", "tun", "vhost-net", "vhost-vsock"].map(|name| format!("devices.kubevirt.io/{name}"));
+    let all =
+        ["kvm", "tun", "userfaultfd", "vhost-net", "vhost-vsock"].map(|name| format!("devices.kubevirt.io/{name}"));
     assert_eq!(resources, all);
     tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();
 
@@ -116,7 +117,7 @@ async fn plugins_register_serve_and_register_again_with_a_new_kubelet() {
     kubelet.abort();
     let _ = kubelet.await;
     let (mut requests, kubelet) = start_kubelet(&plugins);
-    for _ in 0..4 {
+    for _ in 0..5 {
         tokio::time::timeout(Duration::from_secs(10), requests.recv()).await.expect("not registered again").unwrap();
     }
     tokio::time::timeout(Duration::from_secs(5), known.wait_for(all_known)).await.unwrap().unwrap();

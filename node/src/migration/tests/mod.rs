@@ -83,11 +83,11 @@ impl Node {
 
     /// Returns the address of this node, as the status of a VMI names it for `node`.
     fn as_target(&self, node: &str) -> Target {
-        Target { node: node.to_owned(), address: self.channels.address(), port: self.channels.port() }
+        Target { node: node.to_owned(), address: self.endpoint().ip(), port: self.endpoint().port() }
     }
 
     fn endpoint(&self) -> SocketAddr {
-        self.channels.0.endpoint
+        self.channels.endpoint()
     }
 
     /// Waits until channels were refused for a reason.
@@ -206,4 +206,32 @@ async fn closed(stream: &mut UnixStream) {
     let mut rest = Vec::new();
     let _ = soon(stream.read_to_end(&mut rest)).await;
     assert!(rest.is_empty(), "{rest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_listens_at_an_address_that_appears_later_and_at_the_former_one() {
+    let authority = Authority::new();
+    let node = Node::start(&authority, "target");
+    let first = node.endpoint();
+    let shown = Arc::new(std::sync::Mutex::new(first.ip()));
+    let now = {
+        let shown = shown.clone();
+        move || *shown.lock().unwrap()
+    };
+    let stop = CancellationToken::new();
+    let follows = tokio::spawn(server::follow_address(node.channels.clone(), now, stop.clone()));
+    let second: std::net::IpAddr = [127, 0, 0, 2].into();
+    // An address of no interface is left out until it can be used.
+    for (address, expected) in
+        [(first.ip(), first.ip()), ([192, 0, 2, 1].into(), first.ip()), (second, second), (first.ip(), first.ip())]
+    {
+        *shown.lock().unwrap() = address;
+        tokio::time::sleep(std::time::Duration::from_secs(11)).await;
+        assert_eq!(node.endpoint(), SocketAddr::new(expected, first.port()), "{address}");
+    }
+    for address in [first.ip(), second] {
+        std::net::TcpStream::connect((address, first.port())).unwrap();
+    }
+    stop.cancel();
+    follows.await.unwrap();
 }

@@ -127,3 +127,24 @@ fn queues_follow_the_virtual_cpus_of_a_virtio_interface() {
     assert_eq!(queues(virtio, true, 1000), 256);
     assert_eq!(queues(e1000, true, 4), 1);
 }
+
+#[test]
+fn queues_are_those_of_the_domain_that_arrives() {
+    let mut vmi = masquerade();
+    vmi.spec.domain.devices.network_interface_multiqueue = Some(true);
+    vmi.spec.domain.cpu = Some(api::vmi::cpu::Cpu { sockets: Some(2), ..Default::default() });
+    for (source, shown, expected) in [
+        ("domain", Some(1), 1),
+        ("domain, guest-agent", Some(4), 4),
+        ("domain", Some(-1), 2),
+        ("domain", Some(0), 1),
+        ("domain", Some(i32::MAX), 256),
+        ("domain", None, 2),
+        // Plugged into the pod only.
+        ("multus-status", Some(1), 2),
+    ] {
+        let interfaces = json!({"interfaces": [{"name": "default", "infoSource": source, "queueCount": shown}]});
+        vmi.status = serde_json::from_value(interfaces).unwrap();
+        assert_eq!(request_of(&vmi).queues, expected, "{source} {shown:?}");
+    }
+}

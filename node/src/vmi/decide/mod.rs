@@ -184,7 +184,8 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.is_leaving() && source::is_gone(observed) && !observed.facts.is_final() {
         return;
     }
-    if observed.is_leaving() {
+    // A final phase ends the grace period, too: virt-controller sets it when the pod is gone, as after its deletion by force.
+    if observed.is_leaving() && !observed.facts.is_final() {
         if domain.is_alive() {
             stop(observed, now, decision);
         } else if !matches!(domain, Domain::Unclear) && !observed.busy.sync {

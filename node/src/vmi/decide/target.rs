@@ -34,6 +34,14 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     let is_over = matches!(progress, Progress::NotMoved(_) | Progress::Moved(_));
+    let is_asked = observed.busy.abort || observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
+    if let Some(at) = target::decides_at(observed, migration)
+        && decision.due(at, now)
+        && !is_over
+        && !is_asked
+    {
+        decision.push(Effect::AbortMigration { migration: migration.uid.clone() });
+    }
     let failed = migration.endpoint.is_none() && target::failure(observed, migration).is_some();
     if is_over || failed {
         return;

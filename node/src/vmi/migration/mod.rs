@@ -11,7 +11,8 @@
 //!   MigrationSource                                       ▼
 //!     Finish of the old launcher                        Owner: Sync, then completed
 //!
-//!   A failure is written by the source, because the guest runs on there; the target writes it only before it is ready.
+//!   A failure is written by the source, because the guest runs on there; the target writes it before it is ready, or if the source is
+//!   silent (docs/design/migration.md).
 //! ```
 
 pub(super) mod completion;

@@ -73,6 +73,9 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
     if (migration.abort_requested || observed.is_leaving()) && !is_called && !migration.started {
         return Progress::Failed { reason: ABORTED.into(), aborted: migration.abort_requested, end: 0 };
     }
+    if let Some(address) = migration.refused_address.filter(|_| !is_called && !migration.started) {
+        return failed(&format!("the migration target names the address {address}, which no other node can have"));
+    }
     let Link::Up { greeted: true, features, .. } = &observed.link else { return Progress::Waiting };
     if !features.contains(&Feature::LiveMigration) {
         return failed(&format!("virt-launcher does not support {}", Feature::LiveMigration.name()));

@@ -1,10 +1,10 @@
 //! The target of a migration: what the launcher is prepared with, and what the status shows, up to the write that passes
 //! ownership.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use api::{
-    VirtualMachineInstance, VirtualMachineInstanceStatus, condition,
+    VirtualMachineInstance, VirtualMachineInstanceStatus, VmiPhase, condition,
     constants::{
         annotation::{EVICTION_SOURCE, MIGRATION_PROGRESS},
         condition::MIGRATION_REQUIRED,
@@ -22,7 +22,7 @@ use super::{TRANSPORT, fail, time_of};
 use crate::{
     launcher::{Candidates, bounded},
     vmi::{
-        desired::{Desired, Metadata},
+        desired::{self, Desired, Metadata},
         event::Event,
         migration_facts::{Migration, Side},
         nics,
@@ -32,6 +32,10 @@ use crate::{
     },
 };
 
+/// Time for the source to report the end of a migration whose target is ready.
+const SOURCE_LIMIT: Duration = Duration::from_secs(60);
+/// `status.reason` of a VMI whose guest was lost.
+const LOST: &str = "LostInPostCopy";
 /// Consecutive failures of the preparation after which the migration fails: about half a minute.
 const ATTEMPTS: u32 = 6;
 
@@ -82,6 +86,19 @@ pub(in crate::vmi) fn failure(observed: &Observed, migration: &Migration) -> Opt
     Some(format!("failed to prepare the migration target: {}", failure.message))
 }
 
+/// Returns the time from which on this node decides about the migration because the source does not: the domain has not come, or the
+/// pod of the source is gone before it has released the guest. The launcher itself decides about a guest in post-copy.
+pub(in crate::vmi) fn decides_at(observed: &Observed, migration: &Migration) -> Option<Duration> {
+    migration.endpoint?;
+    let since = match progress(observed, migration) {
+        Progress::NotMoved(_) => observed.not_moved_since,
+        Progress::Ready => observed.source_gone_since,
+        Progress::Copying(report) if report.mode() != MigrationMode::PostCopy => observed.source_gone_since,
+        _ => None,
+    }?;
+    Some(since + SOURCE_LIMIT)
+}
+
 /// Returns true if network and volumes of the launcher are ready for the domain.
 pub(in crate::vmi) fn is_equipped(observed: &Observed) -> bool {
     let networked = nics::network_work(observed).is_none() && !observed.busy.network;
@@ -114,11 +131,18 @@ fn advance(
 ) {
     let vmi = &observed.vmi;
     let progress = progress(observed, migration);
-    // Once the address is published, the source reports the failure, and knows it better.
-    if migration.endpoint.is_none()
+    // Once the address is published, the source reports the failure, and knows it better, unless it is silent.
+    let decides = decides_at(observed, migration).is_some_and(|at| now.since_start >= at);
+    if (migration.endpoint.is_none() || decides)
         && let Some(reason) = failure(observed, migration)
     {
         events.push(fail(next, metadata, vmi, &reason, false, Time(now.wall)));
+        // The source never runs a guest again that has left it.
+        if matches!(progress, Progress::NotMoved(report) if report.mode() == MigrationMode::PostCopy) {
+            desired::enter(next, VmiPhase::Failed, None, now.wall);
+            next.reason = Some(LOST.into());
+            events.push(Event::warning("Stopped", "The VirtualMachineInstance crashed."));
+        }
         return;
     }
     if let Progress::Moved(report) = progress {
@@ -154,8 +178,9 @@ fn take_over(
     let state = next.migration_state.get_or_insert_default();
     let end = time_of(report.end, now.wall);
     state.start_timestamp.get_or_insert_with(|| time_of(report.begin, end.0));
-    if state.mode.is_none() && report.mode() == MigrationMode::PreCopy {
-        state.mode = Some("PreCopy".into());
+    if state.mode.is_none() {
+        let mode = if report.mode() == MigrationMode::PostCopy { "PostCopy" } else { "PreCopy" };
+        state.mode = Some(mode.into());
     }
     state.target_node_domain_detected = true;
     state.target_node_domain_ready_timestamp = Some(Time(now.wall));

@@ -10,7 +10,7 @@ mod report;
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
-use protocol::LauncherState;
+use protocol::{LauncherState, MigrationStep};
 
 pub(super) use self::{
     link::Link,
@@ -214,6 +214,10 @@ pub(super) struct Observed {
     pub(super) moved_since: Option<Duration>,
     /// Since when another node owns the VMI.
     pub(super) left_at: Option<Duration>,
+    /// Since when the source of a migration to this node has no pod that could run the guest.
+    pub(super) source_gone_since: Option<Duration>,
+    /// Since when the launcher reports that a domain has not come to this node.
+    pub(super) not_moved_since: Option<Duration>,
     /// UID of the migration for which this task began, if it began as the target of one.
     pub(super) arrival: Option<String>,
     /// A launcher of this node is, or was, to receive the domain.
@@ -295,6 +299,8 @@ impl Observed {
             aborted_migration: None,
             moved_since: None,
             left_at: None,
+            source_gone_since: None,
+            not_moved_since: None,
             progress_written_at: None,
             busy: Busy::default(),
         }
@@ -375,8 +381,14 @@ impl Observed {
         self.role == Role::Owner && self.departing().is_none()
     }
 
-    /// Notes since when another node owns the VMI.
+    /// Notes since when another node owns the VMI, and since when a migration to this node cannot end as usual.
     pub(super) fn note_role(&mut self, now: Now) {
+        let arriving = self.arriving();
+        let is_gone = arriving.is_some_and(|migration| !migration.source_pod_active);
+        let report = arriving.and_then(|migration| self.migration_report(&migration.uid));
+        let has_not_moved = report.is_some_and(|report| report.step() == MigrationStep::NotMoved);
+        self.source_gone_since = is_gone.then(|| self.source_gone_since.unwrap_or(now.since_start));
+        self.not_moved_since = has_not_moved.then(|| self.not_moved_since.unwrap_or(now.since_start));
         match self.role {
             Role::MigrationSource => {
                 self.left_at.get_or_insert(now.since_start);

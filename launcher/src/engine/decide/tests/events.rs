@@ -1,8 +1,8 @@
 use protocol::{GuestPanic, Lifecycle};
 
-use super::{Table, read};
+use super::{Table, decide, read};
 use crate::{
-    engine::model::{Input, Link, Stage},
+    engine::model::{Effect, Input, Link, Stage},
     guest_agent::GuestFacts,
     hypervisor::{DiskFailure, DomainFacts, HypervisorError},
 };
@@ -61,6 +61,30 @@ fn the_first_kernel_crash_is_recorded_before_the_end() {
     table.take(read(Lifecycle::Crashed, "panicked"));
     assert_eq!(table.state.published.guest_panic, Some(panic("hyper-v")));
     assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: true }), ["read"]);
+}
+
+#[test]
+fn the_guest_agent_is_asked_again_after_a_change_of_the_domain() {
+    let mut table = Table::live();
+    let mut changes = |lifecycle: Lifecycle, reason: &'static str, link: &str| {
+        table.take(CHANGED);
+        let Input::Read(Ok(facts), _) = read(lifecycle, reason) else { unreachable!() };
+        let interface = format!("<interface><link state='{link}'/><alias name='ua-lan'/></interface></devices>");
+        let facts = DomainFacts { xml: facts.xml.replace("</devices>", &interface), ..facts };
+        let (state, effects) = decide(&table.state, table.now, Input::Read(Ok(facts), None));
+        table.state = state;
+        effects.iter().any(|effect| matches!(effect, Effect::AttendGuestAgent { changed: true, .. }))
+    };
+    for (lifecycle, reason, link, expected) in [
+        (Lifecycle::Running, "booted", "up", true),
+        (Lifecycle::Running, "booted", "up", false),
+        (Lifecycle::Running, "booted", "down", true),
+        (Lifecycle::Running, "booted", "down", false),
+        (Lifecycle::Paused, "user", "down", true),
+        (Lifecycle::Running, "unpaused", "down", true),
+    ] {
+        assert_eq!(changes(lifecycle, reason, link), expected, "{lifecycle:?} {link}");
+    }
 }
 
 #[test]

@@ -205,6 +205,7 @@ fn a_restarted_worker_keeps_what_has_arrived() {
             aborted: false,
             begin: 1,
             end: 0,
+            post_copy: false,
         };
         let mut table = Table::restarted(record);
         table.take(Input::Timer);

@@ -368,6 +368,7 @@ fn a_restarted_worker_goes_on() {
         aborted: false,
         begin: 1,
         end: 0,
+        post_copy: false,
     };
     let adopted = |step| {
         let mut table = Table::restarted(record(step));

@@ -4,7 +4,7 @@ use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
 
 use super::{Table, read, wanted};
 use crate::{
-    engine::model::{Action, Input, Request, Stage},
+    engine::model::{Action, Direction, Input, MigrationRecord, Request, Stage},
     hypervisor::{DomainFacts, HypervisorError, Progress},
 };
 
@@ -220,14 +220,6 @@ fn switched_guest_cannot_be_called_back() {
 #[test]
 fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole() {
     let options = serde_json::json!({"migrationConfiguration": {"allowPostCopy": true}});
-    let prepare = |table: &mut Table, migration_state: &serde_json::Value| {
-        let mut wanted = (*wanted("m", &serde_json::json!({}))).clone();
-        wanted.vmi.status = serde_json::from_value(serde_json::json!({"migrationState": migration_state})).unwrap();
-        table.request(Request::PrepareMigration { migration: "a".into(), wanted: Arc::new(wanted) });
-        table.take(Input::Prepared(Ok(Box::default())));
-        table.take(Input::Served(Ok(())));
-        table.take(Input::MigrationOpened(Ok(())));
-    };
     let shows = |table: &mut Table, lifecycle, reason| {
         table.take(Input::DomainChanged { closed: false, crashed: false });
         table.take(read(lifecycle, reason))
@@ -236,8 +228,7 @@ fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole
         table.take(Input::DomainChanged { closed: false, crashed: false });
         table.take(Input::Read(Err(HypervisorError::NoDomain), None));
     };
-    let mut table = Table::connected();
-    prepare(&mut table, &options);
+    let mut table = arriving(&options);
     shows(&mut table, Lifecycle::Paused, "migration");
     gone(&mut table);
     assert_eq!(shown(&table).0, MigrationStep::Prepared);
@@ -264,8 +255,7 @@ fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole
         Input::Read(Ok(DomainFacts { xml, ..facts }), None)
     };
     for shown_last in [second(Lifecycle::Paused, "migration"), read(Lifecycle::Running, "postcopy")] {
-        let mut table = Table::connected();
-        prepare(&mut table, &options);
+        let mut table = arriving(&options);
         shows(&mut table, Lifecycle::Paused, "migration");
         table.take(Input::DomainChanged { closed: false, crashed: false });
         table.take(shown_last);
@@ -273,9 +263,92 @@ fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole
         assert_eq!(shown(&table).0, MigrationStep::NotMoved);
     }
     // Without post-copy the first end is the last one.
-    let mut table = Table::connected();
-    prepare(&mut table, &serde_json::json!({"migrationConfiguration": {"allowPostCopy": false}}));
+    let mut table = arriving(&serde_json::json!({"migrationConfiguration": {"allowPostCopy": false}}));
     shows(&mut table, Lifecycle::Paused, "migration");
     gone(&mut table);
     assert_eq!(shown(&table).0, MigrationStep::NotMoved);
+}
+
+#[test]
+fn target_decides_alone_if_the_source_is_silent_after_the_switch() {
+    use Lifecycle::{Paused, Running};
+    let options = serde_json::json!({"migrationConfiguration": {"allowPostCopy": true}});
+    let shows = |table: &mut Table, lifecycle, reason| {
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        table.take(read(lifecycle, reason))
+    };
+    // States of the domain, seconds of silence; effects then.
+    type Row<'a> = (&'a [(Lifecycle, &'static str)], u64, &'a [&'a str]);
+    let rows: &[Row<'_>] = &[
+        (&[(Running, "postcopy")], 3600, &[]),
+        (&[(Running, "postcopy"), (Running, "migrated")], 58, &[]),
+        (&[(Running, "postcopy"), (Running, "migrated")], 60, &["save migration", "save migration"]),
+        (&[(Running, "postcopy"), (Paused, "postcopyFailed")], 58, &[]),
+        (&[(Running, "postcopy"), (Paused, "postcopyFailed")], 60, &["destroy gently"]),
+        (&[(Running, "postcopy"), (Paused, "postcopyFailed"), (Running, "postcopy")], 3600, &[]),
+        // The source may run this guest.
+        (&[(Paused, "migration")], 3600, &[]),
+        (&[(Paused, "migration"), (Paused, "user")], 3600, &[]),
+    ];
+    for (states, seconds, expected) in rows {
+        for restarts in [false, true] {
+            let mut table = arriving(&options);
+            for (lifecycle, reason) in *states {
+                shows(&mut table, *lifecycle, reason);
+            }
+            if restarts {
+                table = restarted(&table);
+                let (lifecycle, reason) = states.last().unwrap();
+                table.take(read(*lifecycle, reason));
+            }
+            let effects = table.after(*seconds);
+            let effects: Vec<_> =
+                effects.iter().filter(|name| !["read", "set clock"].contains(&name.as_str())).collect();
+            assert_eq!(effects, *expected, "{states:?} {seconds} {restarts}");
+        }
+    }
+    let mut whole = arriving(&options);
+    shows(&mut whole, Running, "postcopy");
+    shows(&mut whole, Running, "migrated");
+    whole.after(60);
+    assert_eq!(shown(&whole), (MigrationStep::Moved, MigrationMode::PostCopy, String::new()));
+    let mut lost = arriving(&options);
+    shows(&mut lost, Running, "postcopy");
+    shows(&mut lost, Paused, "postcopyFailed");
+    lost.after(60);
+    lost.take(Input::Destroyed(Ok(())));
+    lost.take(read(Lifecycle::Shutoff, "destroyed"));
+    lost.take(read(Lifecycle::Shutoff, "destroyed"));
+    let expected = (MigrationStep::NotMoved, MigrationMode::PostCopy, "the guest was lost in post-copy".to_owned());
+    assert_eq!(shown(&lost), expected);
+    // The source has aborted the first job and does not begin the second one.
+    let mut alone = arriving(&options);
+    shows(&mut alone, Paused, "migration");
+    alone.take(Input::DomainChanged { closed: false, crashed: false });
+    alone.take(Input::Read(Err(HypervisorError::NoDomain), None));
+    alone.after(118);
+    assert_eq!(shown(&alone).0, MigrationStep::Prepared);
+    alone.after(2);
+    assert_eq!(shown(&alone).0, MigrationStep::NotMoved);
+}
+
+/// A worker that waits for a domain.
+fn arriving(state: &serde_json::Value) -> Table {
+    let mut table = Table::connected();
+    let mut wanted = (*wanted("m", &serde_json::json!({}))).clone();
+    wanted.vmi.status = serde_json::from_value(serde_json::json!({"migrationState": state})).unwrap();
+    table.request(Request::PrepareMigration { migration: "a".into(), wanted: Arc::new(wanted) });
+    table.take(Input::Prepared(Ok(Box::default())));
+    table.take(Input::Served(Ok(())));
+    table.take(Input::MigrationOpened(Ok(())));
+    table
+}
+
+/// A worker that follows this one, and is connected.
+fn restarted(former: &Table) -> Table {
+    let report = former.state.published.migration.as_ref().unwrap();
+    let mut table = Table::restarted(MigrationRecord::of(report, Direction::In, false));
+    table.take(Input::Timer);
+    table.take(Input::Connected(Ok(true)));
+    table
 }

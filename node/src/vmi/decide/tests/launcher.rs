@@ -165,6 +165,43 @@ fn without_a_grace_period_the_vmi_is_killed_at_once() {
 }
 
 #[test]
+fn a_grace_period_that_becomes_shorter_counts_from_the_first_request() {
+    let mut observed = live();
+    observed.facts.grace = 900;
+    deleting(&mut observed);
+    for effect in decide(&observed, at(100)).effects {
+        observed.begin(&effect, at(100));
+    }
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    for (grace, now, expected) in [
+        (900, 104, &[][..]),
+        (60, 104, &[]),
+        (60, 162, &["kill", "Deleted"]),
+        (3, 106, &["kill", "Deleted"]),
+        (0, 104, &["kill", "Deleted"]),
+    ] {
+        observed.facts.grace = grace;
+        assert_eq!(names(&decide(&observed, at(now))), expected, "{grace} at {now}");
+    }
+}
+
+#[test]
+fn a_vmi_whose_pod_is_gone_has_no_grace_period() {
+    // The pod was deleted by force: its containers run until kubelet ends them.
+    let mut observed = live();
+    observed.facts.grace = 900;
+    deleting(&mut observed);
+    for effect in decide(&observed, at(100)).effects {
+        observed.begin(&effect, at(100));
+    }
+    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.facts.phase = Phase::Failed;
+    assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
+    observed.object = ObjectState::Deleted(Duration::from_secs(101));
+    assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
+}
+
+#[test]
 fn a_vmi_deleted_before_its_start_is_released() {
     let mut observed = prepared("Scheduling", Lifecycle::NoDomain, "");
     deleting(&mut observed);

@@ -7,6 +7,7 @@ use super::*;
 use crate::vmi::{
     migration::{source, target},
     migration_facts::Route,
+    observed::Failure,
 };
 
 const SOURCE: &str = NODE;
@@ -177,6 +178,25 @@ fn refused_migration_fails_with_the_message_of_the_launcher() {
 }
 
 #[test]
+fn addresses_that_no_other_node_can_have_are_never_dialled() {
+    for address in ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:169.254.169.254"]
+    {
+        let named = json!({"targetNodeAddress": address});
+        let decision = decide(&source(&ready(named.clone()), None), at(5));
+        assert_eq!(names(&decision), ["write"], "{address}");
+        let shown = state_of(&decision);
+        assert!(shown.failed && shown.failure_reason.unwrap().contains(address), "{address}");
+        // The target names it afterwards.
+        let mut begun = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
+        let decision = decide(&begun, at(5));
+        carries(&mut begun, &decision);
+        let later = with_migration(&begun.vmi, SOURCE, &self::begun(named));
+        begun.apply_object(later, NODE);
+        assert_eq!(decide(&begun, at(5)).effects, [Effect::Carry(None)], "{address}");
+    }
+}
+
+#[test]
 fn domain_that_moves_is_left_alone_and_follows_its_spec_afterwards() {
     let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
     let mut vmi = (*observed.vmi).clone();
@@ -236,14 +256,22 @@ fn progress_is_written_every_two_seconds_and_changes_nothing_else() {
     let first = decide(&observed, at(5));
     carries(&mut observed, &first);
     let [Effect::WriteProgress(text), Effect::Carry(_)] = first.effects.as_slice() else { panic!("{first:?}") };
-    let expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
-    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), expected);
+    let mut expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
+    let written: Value = serde_json::from_str(text).unwrap();
+    let minute = at(5).wall.as_second() / 60 * 60;
+    expected["time"] = json!(jiff::Timestamp::from_second(minute).unwrap());
+    assert_eq!(written, expected);
     let fingerprint = observed.facts.fingerprint;
     observed.begin(&first.effects[0], at(5));
     let mut vmi = (*observed.vmi).clone();
     vmi.metadata.annotations.get_or_insert_default().insert("ferrovirt.io/migration-progress".into(), text.clone());
     observed.apply_outcome(Outcome::ProgressWritten(Ok(Arc::new(vmi))), NODE, at(5));
     assert_eq!(observed.facts.fingerprint, fingerprint);
+    // A transfer that stands still shows a sign of life in the next minute.
+    let still = decide(&observed, at(8));
+    let seconds = 60 - at(8).wall.as_second() % 60;
+    assert_eq!((names(&still), still.wake_at), (vec![], Some(Duration::from_secs(8 + seconds.unsigned_abs()))));
+    assert_eq!(names(&decide(&observed, at(70))), ["progress"]);
     let mut known = observed.report.clone().unwrap();
     known.migration = Some(MigrationReport { processed: 50, ..report });
     observed.apply_report(known, at(6));
@@ -476,4 +504,134 @@ fn launcher_gets_the_claims_that_its_pod_has() {
         let info = sent.status.as_ref().unwrap().volume_status[0].persistent_volume_claim_info.as_ref().unwrap();
         assert_eq!(info.claim_name.as_deref(), Some(expected), "{node} {state} {moved} {entry}");
     }
+}
+
+/// Returns the lists of fields between two variables of the policy that limits the writes of virt-handlers.
+fn permitted(from: &str, to: &str) -> Vec<BTreeSet<String>> {
+    let policy = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ferrovirt/templates/node-restriction.yaml");
+    let policy = std::fs::read_to_string(policy).unwrap();
+    let expression = policy.split_once(from).unwrap().1.split_once(to).unwrap().0;
+    let lists = expression.split('[').skip(1).map(|list| list.split_once(']').unwrap().0);
+    lists.map(|list| list.split('"').skip(1).step_by(2).map(str::to_owned).collect()).collect()
+}
+
+/// Returns the fields that a write changes: of the status, and of the migration in it.
+fn changed(observed: &Observed) -> [BTreeSet<String>; 2] {
+    let decision = decide(observed, at(1_000));
+    let after = written(&decision).unwrap_or_else(|| panic!("no write: {decision:?}"));
+    let [before, after] = [observed.vmi.status.as_ref().unwrap(), after].map(|status| json!(status));
+    let patch = daemon::merge_patch::diff(&before, &after).unwrap();
+    let keys = |value: &Value| value.as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect();
+    [keys(&patch), keys(&patch["migrationState"])]
+}
+
+#[test]
+fn nodes_write_only_what_the_policy_permits() {
+    use MigrationStep::{Copying, Moved, NotMoved, Prepared};
+    let steps = permitted("name: stateOfMigration", "name: statusByTarget");
+    let [over, taking, arrived, leaving, awaited, unprepared] = steps.as_slice() else { panic!("{steps:?}") };
+    let by_target = permitted("name: statusByTarget", "validations:");
+    let [taking_status, target_status] = by_target.as_slice() else { panic!("{by_target:?}") };
+    assert!(over.is_empty());
+    let none = || json!({});
+    let abort = || json!({"abortRequested": true});
+
+    // The writes of a list need all of it, and nothing else.
+    let check = |list: &BTreeSet<String>, writes: &[Observed]| {
+        let all: Vec<_> = writes.iter().map(|observed| changed(observed)[1].clone()).collect();
+        assert_eq!(all.iter().flatten().cloned().collect::<BTreeSet<String>>(), *list, "{all:?}");
+    };
+    let mut refused = target(&state(none()), true, None);
+    refused.failure = Some(Failure { message: "no disk".into(), count: 9, retry_at: Duration::MAX, permanent: false });
+    let mut unprepared_writes = vec![target(&state(none()), true, Some(moving(Prepared))), refused];
+    unprepared_writes.push(target(&state(none()), true, Some(moving(Copying))));
+    check(unprepared, &unprepared_writes);
+    let mut elsewhere = target(&ready(none()), true, Some(moving(Prepared)));
+    elsewhere.endpoint = Some(([10, 0, 0, 3].into(), 8189));
+    let awaited_writes = [elsewhere, target(&begun(none()), true, Some(moving(Copying)))];
+    check(awaited, &awaited_writes);
+    for observed in unprepared_writes.iter().chain(&awaited_writes) {
+        assert!(changed(observed)[0].is_subset(target_status), "{:?}", changed(observed));
+    }
+    let leaving_writes = [
+        source(&ready(none()), Some(moving(Copying))),
+        source(&begun(abort()), Some(MigrationReport { aborted: true, ..moving(NotMoved) })),
+    ];
+    check(leaving, &leaving_writes);
+
+    let mut moved = target(&ready(json!({"targetMemoryOverhead": "300Mi"})), true, Some(moving(Moved)));
+    let status = Arc::make_mut(&mut moved.vmi).status.as_mut().unwrap();
+    status.evacuation_node_name = Some(SOURCE.into());
+    status.launcher_container_image_version = Some("old".into());
+    status.conditions.push(api::Condition { type_: "MigrationRequired".into(), ..api::Condition::default() });
+    check(taking, std::slice::from_ref(&moved));
+    assert_eq!(changed(&moved)[0], *taking_status);
+
+    let ended = begun(
+        json!({"endTimestamp": "2027-01-15T08:00:01Z", "targetNodeDomainReadyTimestamp": "2027-01-15T08:00:01Z"}),
+    );
+    let mut here = target(&ended, true, Some(moving(Moved)));
+    here.apply_object(with_migration(&here.vmi, TARGET, &ended), TARGET);
+    check(arrived, &[here]);
+}
+
+#[test]
+fn target_decides_if_the_source_does_not() {
+    use MigrationStep::{Copying, Moved, NotMoved, Prepared};
+    let lost = |step| {
+        let mut report = MigrationReport { failure: "lost".into(), ..moving(step) };
+        report.set_mode(protocol::MigrationMode::PostCopy);
+        report
+    };
+    // Report, the pod of the source is there; effects after 59 s and after 60 s, the VMI fails.
+    type Row<'a> = (MigrationReport, bool, &'a [&'a str], &'a [&'a str], bool);
+    let rows: &[Row<'_>] = &[
+        (moving(Prepared), true, &[], &[], false),
+        (moving(Prepared), false, &[], &["abort"], false),
+        // Only the source may release a paused guest.
+        (moving(Copying), true, &[], &[], false),
+        (moving(Copying), false, &[], &["abort"], false),
+        // The launcher decides about a guest in post-copy.
+        (lost(Copying), true, &[], &[], false),
+        (lost(Copying), false, &[], &[], false),
+        (moving(NotMoved), true, &[], &["write"], false),
+        (moving(NotMoved), false, &[], &["write"], false),
+        (lost(NotMoved), true, &[], &["write"], true),
+        (moving(Moved), true, &["write"], &["write"], false),
+        (moving(Moved), false, &["write"], &["write"], false),
+    ];
+    for (report, source_is_there, early, late, fails) in rows {
+        let shown = begun(json!({"targetNodeDomainDetected": true}));
+        let mut observed = target(&shown, true, Some(report.clone()));
+        if !source_is_there {
+            let mut vmi = (*observed.vmi).clone();
+            vmi.status.as_mut().unwrap().active_pods.remove("pod-1");
+            observed.apply_object(Arc::new(vmi), TARGET);
+        }
+        observed.note_role(at(2));
+        let decision = decide(&observed, at(2));
+        carries(&mut observed, &decision);
+        let name = format!("{report:?} {source_is_there}");
+        observed.note_role(at(61));
+        let waiting = decide(&observed, at(61));
+        assert_eq!(names(&waiting), *early, "{name}");
+        assert_eq!(waiting.wake_at.is_some(), early != late, "{name}");
+        let decision = decide(&observed, at(62));
+        assert_eq!(names(&decision), *late, "{name}");
+        let Some(status) = written(&decision).filter(|_| report.step() == NotMoved) else { continue };
+        let state = status.migration_state.as_ref().unwrap();
+        assert!(state.failed && state.completed && state.failure_reason.is_some(), "{name}");
+        assert_eq!(status.phase == Some(Phase::Failed), *fails, "{name}");
+        assert_eq!(status.reason.as_deref(), fails.then_some("LostInPostCopy"), "{name}");
+    }
+    // A source whose pod is there again, as the search for it has shown, is waited for.
+    let mut observed = target(&begun(json!({})), true, Some(moving(Copying)));
+    let there = observed.vmi.clone();
+    let mut vmi = (*there).clone();
+    vmi.status.as_mut().unwrap().active_pods.remove("pod-1");
+    observed.apply_object(Arc::new(vmi), TARGET);
+    observed.note_role(at(2));
+    observed.apply_object(there, TARGET);
+    observed.note_role(at(3));
+    assert_eq!(observed.source_gone_since, None);
 }

@@ -1,0 +1,114 @@
+//! Time limits of the phases: no migration holds its place longer than its nodes may be silent.
+//!
+//! | phase | waits for | after the limit |
+//! |---|---|---|
+//! | Pending with a target pod, Scheduling | target pod, attachment pod | Failed; the pods are deleted |
+//! | Scheduled | the hand-off | Failed; the pods are deleted |
+//! | PreparingTarget | virt-handler of the target | Failed, recorded on the VMI: the source cannot have begun |
+//! | TargetReady, Running | virt-handler of the source | Failed; an abort is requested, and the pods stay until it is answered |
+//! | Running, the guest has moved | virt-handler of the target | Succeeded |
+//!
+//! On purpose without a limit: Pending without a target pod. It holds no place. It waits for one, for room in a quota, for a pod that
+//! the API server refuses, or for the outcome of a former migration, which only the nodes of that one know.
+
+use api::{MigrationPhase, constants::annotation};
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+
+use super::{Observed, backoff::entered, seconds, target};
+use crate::resources::vmis::node_name;
+
+/// Time in which a virt-handler or virt-controller takes a step.
+const STEP: SignedDuration = SignedDuration::from_mins(5);
+/// Time beyond that of a pending target pod, which is deleted then.
+const AFTER_PENDING: SignedDuration = SignedDuration::from_mins(1);
+/// Time without a sign of progress. virt-handler writes one each minute.
+const PROGRESS: SignedDuration = SignedDuration::from_mins(10);
+/// The same for virt-handlers of older releases, whose progress shows no time.
+const UNDATED_PROGRESS: SignedDuration = SignedDuration::from_hours(24);
+
+/// Difference of the clocks of two nodes, beyond which a time is absurd.
+const SKEW: SignedDuration = SignedDuration::from_hours(1);
+
+/// A wait with a limit.
+pub(super) struct Wait {
+    /// Rest of the time.
+    pub(super) left: SignedDuration,
+    /// The guest runs at the target: the migration has succeeded whatever happens now.
+    pub(super) has_moved: bool,
+    /// Names what is waited for.
+    pub(super) message: String,
+}
+
+/// The progress that virt-handler of the source writes.
+#[derive(Deserialize)]
+struct Progress {
+    migration: String,
+    time: Option<Timestamp>,
+}
+
+/// Returns the wait of a phase whose condition for the next one is not met.
+pub(super) fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wait> {
+    let state = observed.state();
+    let known = observed.migration.metadata.creation_timestamp.as_ref().map_or(observed.now, |at| at.0);
+    let since = entered(observed.migration, phase).unwrap_or(known);
+    let node = |node: Option<&String>| node.map(String::as_str).unwrap_or_default().to_owned();
+    let source = || node(state.and_then(|state| state.source_node.as_ref()));
+    let (since, limit, what) = match phase {
+        MigrationPhase::Pending | MigrationPhase::Scheduling => starting(observed, since)?,
+        MigrationPhase::Scheduled => (since, STEP, "the hand-off to virt-handler was not possible".to_owned()),
+        MigrationPhase::PreparingTarget => {
+            let node = node(state.and_then(|state| state.target_node.as_ref()));
+            (since, STEP, format!("virt-handler of node {node} did not prepare the target"))
+        }
+        MigrationPhase::TargetReady => {
+            (since, STEP, format!("virt-handler of node {} did not begin the migration", source()))
+        }
+        MigrationPhase::Running if observed.has_moved() => {
+            let ready = state.and_then(|state| state.target_node_domain_ready_timestamp.as_ref());
+            let node = observed.vmi.and_then(node_name).unwrap_or_default();
+            let what = format!("virt-handler of node {node} did not complete the migration");
+            (ready.map_or(since, |at| at.0.max(since)), STEP, what)
+        }
+        MigrationPhase::Running => {
+            let (since, limit) = progress(observed, since);
+            (since, limit, format!("virt-handler of node {} showed no progress", source()))
+        }
+        _ => return None,
+    };
+    let left = limit.saturating_sub(observed.now.duration_since(since));
+    let message = format!("Migration failed because {what} within {} seconds.", limit.as_secs());
+    Some(Wait { left, has_moved: observed.has_moved(), message })
+}
+
+/// Returns begin and limit of the wait for the target pod and the pod that attaches volumes to it.
+fn starting(observed: &Observed<'_>, since: Timestamp) -> Option<(Timestamp, SignedDuration, String)> {
+    let pod = observed.target()?;
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let what = if target::runs(observed) {
+        format!("the attachment pod of target pod {name} was not ready")
+    } else {
+        format!("target pod {name} did not run")
+    };
+    let attachment = target::attachment(observed).map(|pod| &pod.metadata);
+    let created = [Some(&pod.metadata), attachment].into_iter().flatten();
+    let created = created.filter_map(|metadata| metadata.creation_timestamp.as_ref()).map(|at| at.0).max();
+    let pending = seconds(observed, annotation::MIGRATION_PENDING_TIMEOUT).unwrap_or(target::PENDING_TIMEOUT);
+    let limit = SignedDuration::from_secs(pending).saturating_add(AFTER_PENDING);
+    Some((created.map_or(since, |created| created.max(since)), limit, what))
+}
+
+/// Returns the time of the last sign of progress and the limit for the next one.
+fn progress(observed: &Observed<'_>, since: Timestamp) -> (Timestamp, SignedDuration) {
+    let annotations = observed.vmi.and_then(|vmi| vmi.metadata.annotations.as_ref());
+    let text = annotations.and_then(|annotations| annotations.get(annotation::MIGRATION_PROGRESS));
+    let progress = text.and_then(|text| serde_json::from_str::<Progress>(text).ok());
+    match progress.filter(|progress| Some(&progress.migration) == observed.migration.metadata.uid.as_ref()) {
+        Some(Progress { time: None, .. }) => (since, UNDATED_PROGRESS),
+        Some(Progress { time: Some(time), .. }) if time.duration_since(observed.now) <= SKEW => {
+            (time.max(since), PROGRESS)
+        }
+        Some(_) => (since, PROGRESS),
+        None => (since, PROGRESS),
+    }
+}
