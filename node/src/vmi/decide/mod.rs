@@ -31,6 +31,9 @@ const LAST_CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const SIGNAL_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for the launcher's own forced stop after the grace period.
 const FORCE_MARGIN: Duration = Duration::from_secs(2);
+/// Time that a guest has to shut down after its object is gone. virt-controller waits for the pod, which ends early if it is deleted by
+/// force.
+const ORPHAN_GRACE: Duration = Duration::from_secs(10);
 /// Time in which a restarted launcher finds the domain that runs. Before, it reports none.
 const SEARCH_LIMIT: Duration = Duration::from_secs(30);
 /// Changes by the guest itself are written once there were none for this long.
@@ -184,7 +187,7 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.is_leaving() && source::is_gone(observed) && !observed.facts.is_final() {
         return;
     }
-    // A final phase ends the grace period, too: virt-controller sets it when the pod is gone, as after its deletion by force.
+    // A final phase ends the grace period: virt-controller sets it when the pod is gone, as after its deletion by force.
     if observed.is_leaving() && !observed.facts.is_final() {
         if domain.is_alive() {
             stop(observed, now, decision);
@@ -285,7 +288,11 @@ fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
         decision.push(Effect::Publish(Event::normal("ShuttingDown", "Signaled Graceful Shutdown")));
         return;
     };
-    let end = stopping.since.saturating_add(grace).saturating_add(FORCE_MARGIN);
+    let mut end = stopping.since.saturating_add(grace);
+    if let ObjectState::Deleted(at) = observed.object {
+        end = end.min(at + ORPHAN_GRACE);
+    }
+    let end = end.saturating_add(FORCE_MARGIN);
     if now.since_start >= end {
         kill(observed, now, decision);
         return;

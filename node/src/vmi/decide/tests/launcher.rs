@@ -197,8 +197,11 @@ fn a_vmi_whose_pod_is_gone_has_no_grace_period() {
     observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
     observed.facts.phase = Phase::Failed;
     assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
+    // Its object can go before the final phase is seen.
+    observed.facts.phase = Phase::Running;
     observed.object = ObjectState::Deleted(Duration::from_secs(101));
-    assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
+    assert!(!names(&decide(&observed, at(110))).contains(&"kill"));
+    assert_eq!(names(&decide(&observed, at(114))), ["kill", "Deleted"]);
 }
 
 #[test]
