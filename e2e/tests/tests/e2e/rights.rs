@@ -332,8 +332,8 @@ async fn during_a_migration(s: &Story, state: &Value) -> Result<()> {
         (target, take_over(target, &json!({"phase": "Failed"})), 403),
         (target, take_over(target, &json!({"activePods": {"x": target}})), 403),
         (target, take_over(target, &json!({"migrationState": {"targetPod": "x"}})), 403),
-        // Only before it has published its address.
-        (target, migration(failed()), 403),
+        // In the place of a silent source.
+        (target, migration(failed()), 200),
         (target, migration(json!({"mode": "PostCopy"})), 403),
         (target, json!({"metadata": {"labels": {"kubevirt.io/nodeName": target}}}), 403),
         (target, json!({"metadata": {"labels": {"x": "y"}}}), 403),

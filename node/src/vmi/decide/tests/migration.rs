@@ -508,8 +508,8 @@ fn launcher_gets_the_claims_that_its_pod_has() {
 
 /// Returns the lists of fields between two variables of the policy that limits the writes of virt-handlers.
 fn permitted(from: &str, to: &str) -> Vec<BTreeSet<String>> {
-    let policy = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ferrovirt/templates/node-restriction.yaml");
-    let policy = std::fs::read_to_string(policy).unwrap();
+    let policy =
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ferrovirt/templates/node-restriction.yaml"));
     let expression = policy.split_once(from).unwrap().1.split_once(to).unwrap().0;
     let lists = expression.split('[').skip(1).map(|list| list.split_once(']').unwrap().0);
     lists.map(|list| list.split('"').skip(1).step_by(2).map(str::to_owned).collect()).collect()
@@ -529,9 +529,9 @@ fn changed(observed: &Observed) -> [BTreeSet<String>; 2] {
 fn nodes_write_only_what_the_policy_permits() {
     use MigrationStep::{Copying, Moved, NotMoved, Prepared};
     let steps = permitted("name: stateOfMigration", "name: statusByTarget");
-    let [over, taking, arrived, leaving, awaited, unprepared] = steps.as_slice() else { panic!("{steps:?}") };
+    let [over, taking, arrived, leaving, awaited] = steps.as_slice() else { panic!("{steps:?}") };
     let by_target = permitted("name: statusByTarget", "validations:");
-    let [taking_status, target_status] = by_target.as_slice() else { panic!("{by_target:?}") };
+    let [taking_status, lost_status, target_status] = by_target.as_slice() else { panic!("{by_target:?}") };
     assert!(over.is_empty());
     let none = || json!({});
     let abort = || json!({"abortRequested": true});
@@ -543,16 +543,26 @@ fn nodes_write_only_what_the_policy_permits() {
     };
     let mut refused = target(&state(none()), true, None);
     refused.failure = Some(Failure { message: "no disk".into(), count: 9, retry_at: Duration::MAX, permanent: false });
-    let mut unprepared_writes = vec![target(&state(none()), true, Some(moving(Prepared))), refused];
-    unprepared_writes.push(target(&state(none()), true, Some(moving(Copying))));
-    check(unprepared, &unprepared_writes);
     let mut elsewhere = target(&ready(none()), true, Some(moving(Prepared)));
     elsewhere.endpoint = Some(([10, 0, 0, 3].into(), 8189));
-    let awaited_writes = [elsewhere, target(&begun(none()), true, Some(moving(Copying)))];
+    let awaited_writes = [
+        target(&state(none()), true, Some(moving(Prepared))),
+        refused,
+        target(&state(none()), true, Some(moving(Copying))),
+        elsewhere,
+        target(&begun(none()), true, Some(moving(Copying))),
+    ];
     check(awaited, &awaited_writes);
-    for observed in unprepared_writes.iter().chain(&awaited_writes) {
+    for observed in &awaited_writes {
         assert!(changed(observed)[0].is_subset(target_status), "{:?}", changed(observed));
     }
+    let mut report = MigrationReport { failure: "lost".into(), ..moving(NotMoved) };
+    report.set_mode(protocol::MigrationMode::PostCopy);
+    let mut lost = target(&begun(json!({"targetNodeDomainDetected": true})), true, Some(report));
+    lost.note_role(at(2));
+    let [status, migration] = changed(&lost);
+    assert_eq!(status, *lost_status);
+    assert!(migration.is_subset(awaited), "{migration:?}");
     let leaving_writes = [
         source(&ready(none()), Some(moving(Copying))),
         source(&begun(abort()), Some(MigrationReport { aborted: true, ..moving(NotMoved) })),
