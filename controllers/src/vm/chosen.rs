@@ -2,7 +2,7 @@
 
 use admission::defaults::DefaultNetworkError;
 use api::{
-    StartStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
     constants::annotation,
     instancetype::{
@@ -16,8 +16,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{
     Observed, SyncError,
     lookup::{Lookup, not_found},
-    restart::Template,
-    start,
 };
 
 /// The specs of what a VM names.
@@ -58,16 +56,6 @@ impl Chosen {
     /// Returns true if the VM names neither instance type nor preference.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
-    }
-
-    /// Returns the present template. `None`: it cannot be expanded.
-    pub(super) fn template(&self, observed: &Observed<'_>) -> Option<Template> {
-        let mut template = Template::of(observed, self.expand(observed.vm)?);
-        if let Some(vmi) = observed.instance {
-            let paused = vmi.spec.start_strategy == Some(StartStrategy::Paused);
-            template.find_in_effect(observed, vmi, || start::defaulted_spec(observed, self, paused));
-        }
-        Some(template)
     }
 
     /// Returns the spec of the template with instance type and preference applied. `None`: they cannot be applied.

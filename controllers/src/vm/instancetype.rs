@@ -28,7 +28,7 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
 };
 
-use super::{Observed, SyncError, chosen::Chosen, lookup::Lookup, restart, revision as start_record};
+use super::{Observed, SyncError, chosen::Chosen, lookup::Lookup, restart, revision as start_record, start};
 use crate::{
     resources::instancetypes::CachedInstancetype,
     runtime::{Decision, Effect, Event, Kind},
@@ -151,7 +151,7 @@ fn expand_vm(
         Err(error) => return Ok(Err(SyncError::new(event::FAILED_CREATE, error.to_string()))),
     };
     // The VMI runs the present template as much as before.
-    let template = chosen.template(observed);
+    let template = start::template(observed, chosen);
     if let Some(vmi) = owned
         && let Some(started) = restart::started(observed, vmi)
         && template.is_some_and(|template| template.is_current(Some(started), vmi))

@@ -148,7 +148,7 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     if changes_instance && error.is_none() && !counts {
         return Ok(decision);
     }
-    let template = owned.and_then(|_| chosen.ok()?.template(observed));
+    let template = owned.and_then(|_| start::template(observed, &chosen.ok()?));
     if let Some(instance) = owned.filter(|_| !changes_instance && vm.metadata.deletion_timestamp.is_none()) {
         let refused = live::update(observed, instance, template.as_ref(), &mut decision)?;
         error = error.or(refused);

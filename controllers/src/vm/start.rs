@@ -14,7 +14,9 @@ use uuid::Uuid;
 use super::{
     Observed,
     chosen::{ApplyError, Chosen},
-    memory_dump, revision,
+    memory_dump,
+    restart::Template,
+    revision,
 };
 use crate::{owned_vmis::template_labels, runtime::Kind};
 
@@ -89,6 +91,16 @@ pub(super) fn instance(
     chosen.apply(vm, &mut vmi)?;
     complete_inputs(&mut vmi.spec.domain.devices.inputs);
     Ok(vmi)
+}
+
+/// Returns the present template, and the groups of it that the VMI has in effect. `None`: it cannot be expanded.
+pub(super) fn template(observed: &Observed<'_>, chosen: &Chosen) -> Option<Template> {
+    let mut template = Template::of(observed, chosen.expand(observed.vm)?);
+    if let Some(vmi) = observed.instance {
+        let paused = vmi.spec.start_strategy == Some(StartStrategy::Paused);
+        template.find_in_effect(observed, vmi, || defaulted_spec(observed, chosen, paused));
+    }
+    Some(template)
 }
 
 /// Returns the spec that a start now would give the VMI, with the defaults of admission. `None`: the VM cannot be started.
