@@ -34,6 +34,7 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         }
         "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
         "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
+        "PodDisruptionBudget" => ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),
         "CustomResourceDefinition" => {
             ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")

@@ -12,7 +12,7 @@ use http::Method;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{live_resize::condition, manifests};
+use crate::{controller_rights::send, live_resize::condition, manifests};
 
 const MINUTES: Duration = Duration::from_secs(150);
 
@@ -264,6 +264,7 @@ async fn forged(s: &Story, hostname: &str) -> Result<()> {
     let volume = json!([{"name": "block", "persistentVolumeClaim": {"claimName": "absent", "hotpluggable": true}}]);
     edit(s, volume, json!([{"name": "block", "disk": {"bus": "virtio"}}])).await?;
     wait_phase(s, "block", "Pending").await?;
+    let vmi_path = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box", s.namespace);
     let mut refusal = None;
     // virt-controller restores the field at once.
     for _ in 0..30 {
@@ -273,8 +274,9 @@ async fn forged(s: &Story, hostname: &str) -> Result<()> {
         forged["hotplugVolume"] = attachment.clone();
         forged["persistentVolumeClaimInfo"] = json!({"claimName": "absent", "volumeMode": "Block"});
         let patch = json!({"status": {"volumeStatus": [forged]}});
-        let vmis = s.api("VirtualMachineInstance");
-        vmis.patch("box", &PatchParams::default(), &Patch::Merge(patch)).await?;
+        // Users cannot change the status.
+        let answer = send(s, &Method::PATCH, &vmi_path, &patch).await?;
+        ensure!(answer.is_none(), "the status cannot be changed: {answer:?}");
         if let Ok(message) = s.wait_event("box", "HotplugFailed", Duration::from_secs(2)).await {
             refusal = Some(message);
             break;
