@@ -270,7 +270,7 @@ mod tests {
         let cli =
             parse([&["kubectl-virt", "expose"], words].concat()).map_err(|error| Error::Usage(error.to_string()))?;
         let Command::Expose(options) = cli.command else { panic!("another command") };
-        options.manifest(object, "web")
+        options.manifest(object, words[1])
     }
 
     fn made(words: &[&str], object: &Value) -> Result<Value, Error> {
