@@ -9,9 +9,9 @@ use std::{
 use clap::Args;
 use http::Uri;
 use k8s_openapi::jiff::SignedDuration;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::KubeConfigOptions;
 
-use crate::Error;
+use crate::{Error, kubeconfig, proxy};
 
 /// Verbosity that logs the commands this program runs.
 pub(crate) const VERBOSITY_COMMANDS: u8 = 3;
@@ -112,20 +112,17 @@ impl ClusterOptions {
     }
 
     /// Loads the kubeconfig. Without one, uses the flags alone or the service account of the pod.
-    async fn loaded(&self) -> Result<kube::Config, Error> {
+    fn loaded(&self) -> Result<kube::Config, Error> {
+        let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
         let chosen =
-            KubeConfigOptions { context: self.context.clone(), cluster: self.cluster.clone(), user: self.user.clone() };
-        let failed = |error: &dyn std::fmt::Display| Error::Kubeconfig(error.to_string());
-        if let Some(path) = &self.kubeconfig {
-            let file = Kubeconfig::read_from(path).map_err(|e| failed(&e))?;
-            return kube::Config::from_custom_kubeconfig(file, &chosen).await.map_err(|e| failed(&e));
-        }
-        let names_nothing = self.context.is_none() && self.cluster.is_none() && self.user.is_none();
-        match (kube::Config::from_kubeconfig(&chosen).await, &self.server) {
-            (Ok(config), _) => Ok(config),
-            (Err(_), Some(server)) if names_nothing => Ok(kube::Config::new(server.clone())),
+            KubeConfigOptions { context: given(&self.context), cluster: given(&self.cluster), user: given(&self.user) };
+        let files = kubeconfig::read(self.kubeconfig.as_deref(), std::env::var_os("KUBECONFIG"), std::env::home_dir());
+        let config = files.and_then(|files| kubeconfig::select(&files, &chosen, self.server.as_ref()));
+        match config.map_err(Error::Kubeconfig)? {
+            Some(config) => Ok(config),
             // Pods have a service account in place of a kubeconfig.
-            (Err(error), _) => kube::Config::incluster().map_err(|_| failed(&error)),
+            None => kube::Config::incluster()
+                .map_err(|_| Error::Kubeconfig("no context is set, and neither is --server".into())),
         }
     }
 
@@ -190,7 +187,7 @@ pub(crate) enum OptionError {
 }
 
 /// Parses the address of an API server. The default scheme is https.
-fn server(text: &str) -> Result<Uri, OptionError> {
+pub(crate) fn server(text: &str) -> Result<Uri, OptionError> {
     let url = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
     let uri = url.parse::<Uri>().map_err(|error| OptionError::Url(error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
@@ -228,12 +225,17 @@ pub(crate) struct Connection {
 impl Connection {
     /// Creates the client. Sends no request.
     pub(crate) async fn open(options: &ClusterOptions) -> Result<Self, Error> {
-        let mut config = options.loaded().await?;
+        let mut config = options.loaded()?;
         options.adjust(&mut config)?;
+        if config.proxy_url.is_none() {
+            let variable = |name: &str| std::env::var(name).ok();
+            config.proxy_url = proxy::from_environment(&config.cluster_url, variable).map_err(Error::Kubeconfig)?;
+        }
         // Streams have no time limit.
         config.read_timeout = None;
         config.write_timeout = None;
-        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let namespace = options.namespace.clone().filter(|name| !name.is_empty());
+        let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
         let client = kube::Client::try_from(config).map_err(|error| Error::Kubeconfig(error.to_string()))?;
         Ok(Self { client, namespace, request_timeout: options.request_timeout, verbosity: options.verbosity })
     }
@@ -313,5 +315,29 @@ mod tests {
         let words =
             ["--server", "https://192.0.2.1:6443/", "--token", "t", "--as", "joe", "--insecure-skip-tls-verify"];
         assert_eq!(options(&words).arguments().unwrap(), words);
+    }
+
+    #[tokio::test]
+    async fn requests_go_through_the_proxy() {
+        use tokio::io::AsyncReadExt;
+
+        for (scheme, greeting) in [("http", &b"CONNECT api.example.com:6443 "[..]), ("socks5", &[5, 1, 0])] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = format!("{scheme}://{}", listener.local_addr().unwrap());
+            let mut config = kube::Config::new(Uri::from_static("https://api.example.com:6443"));
+            config.accept_invalid_certs = true;
+            config.proxy_url = Some(proxy::address(&address).unwrap());
+            let client = kube::Client::try_from(config).unwrap();
+            let received = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut bytes = vec![0; greeting.len()];
+                stream.read_exact(&mut bytes).await.unwrap();
+                bytes
+            };
+            tokio::select! {
+                _ = client.apiserver_version() => panic!("{scheme}: no connection to the proxy"),
+                bytes = received => assert_eq!(bytes, greeting, "{scheme}"),
+            }
+        }
     }
 }
