@@ -46,7 +46,11 @@ pub(crate) async fn run(connection: &Connection, options: &ConsoleOptions) -> Re
     let name = object_name(&options.vmi)?;
     let subresource = if options.replay { "console?replay=true" } else { "console" };
     let path = connection.path("virtualmachineinstances", name, subresource);
-    let stream = open(connection, name, &path, Duration::from_secs(options.timeout.saturating_mul(60))).await?;
+    let timeout = Duration::from_secs(options.timeout.saturating_mul(60));
+    let stream = match open(connection, name, &path, timeout).await {
+        Err(error) => return Err(connection.explain(name, false, error).await),
+        Ok(stream) => stream,
+    };
     eprintln!("Successfully connected to {name} console. Press Ctrl+] or Ctrl+5 to exit console.");
     let raw = RawMode::enter()?;
     let end = copy(stream).await;

@@ -28,6 +28,7 @@ mod proxy;
 mod relay;
 mod resize;
 mod ssh;
+mod state;
 mod subresource;
 mod support_bundle;
 mod target;
@@ -247,8 +248,14 @@ fn definition() -> clap::Command {
 
 /// Parses a command line. The first word is the name of the program.
 fn parse<W: Into<OsString> + Clone>(words: Vec<W>) -> Result<Cli, clap::Error> {
-    let mut matches = definition().try_get_matches_from(words)?;
+    let mut matches = definition().try_get_matches_from(words).map_err(without_commands)?;
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition()))
+}
+
+/// Removes similar commands from an error: `stop` must not be the advice for `top`.
+fn without_commands(mut error: clap::Error) -> clap::Error {
+    error.remove(ContextKind::SuggestedSubcommand);
+    error
 }
 
 /// Returns the alternative to a command that only virtctl has.
@@ -421,6 +428,14 @@ mod tests {
         ] {
             let words = [&["kubectl-virt"], words].concat();
             assert_eq!(parse(words.clone()).err().map(|error| exit_code(&error)), Some(code), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn similar_commands_are_not_advised() {
+        for words in [&["top"][..], &["reste"], &["set", "cpus"], &["start", "a", "--guest=1"]] {
+            let error = parse([&["kubectl-virt"], words].concat()).err().map(|error| error.to_string());
+            assert!(error.as_deref().is_some_and(|text| !text.contains("similar subcommand")), "{error:?}");
         }
     }
 

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use crate::{Connection, Error, Kind, object_name};
+use crate::{Connection, Error, Kind, object_name, state::with_start};
 
 /// Options of `start`.
 #[derive(Args)]
@@ -136,7 +136,8 @@ pub(crate) async fn stop(connection: &Connection, options: &StopOptions) -> Resu
 pub(crate) async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
     options.check()?;
     let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
-    act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await
+    let done = act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await;
+    done.map_err(|error| with_start(object_name(&options.vm).unwrap_or_default(), error))
 }
 
 /// Calls a subresource of a running VMI. Its name is the command without the hyphen.
@@ -147,7 +148,9 @@ pub(crate) async fn act_on_instance(
 ) -> Result<(), Error> {
     let name = object_name(&options.vmi)?;
     let path = connection.path("virtualmachineinstances", name, &command.replace('-', ""));
-    connection.call(Method::PUT, &path, Vec::new()).await?;
+    if let Err(error) = connection.call(Method::PUT, &path, Vec::new()).await {
+        return Err(connection.explain(name, false, error).await);
+    }
     say!("VMI {name} was scheduled to {command}")?;
     Ok(())
 }
@@ -167,6 +170,11 @@ impl PauseOptions {
     fn target(&self) -> Result<(&str, bool), Error> {
         let (kind, name) = match self.words.as_slice() {
             [kind, name] => (Some(kind.as_str()), name),
+            // A kind alone is a forgotten name.
+            [kind] if Kind::from_str(kind, true).is_ok() => {
+                let usage = "usage: kubectl virt pause|unpause vm|vmi NAME";
+                return Err(Error::Usage(format!("the name of the {kind} is missing; {usage}")));
+            }
             [name] => (name.split_once('/').map(|(kind, _)| kind), name),
             _ => return Err(Error::Usage("name one VM or VMI".into())),
         };
@@ -182,12 +190,9 @@ pub(crate) async fn pause(connection: &Connection, options: &PauseOptions, actio
     let (name, of_vm) = options.target()?;
     // A VirtualMachine and its VMI have the same name.
     let path = connection.path("virtualmachineinstances", name, action);
-    connection.call(Method::PUT, &path, body(&[], options.dry_run)).await.map_err(|error| match error {
-        Error::Refused { code: 404, .. } if of_vm => {
-            Error::Refused { code: 404, message: format!("virtual machine {name} is not running") }
-        }
-        other => other,
-    })?;
+    if let Err(error) = connection.call(Method::PUT, &path, body(&[], options.dry_run)).await {
+        return Err(connection.explain(name, of_vm, error).await);
+    }
     if options.dry_run {
         say!("Dry Run execution")?;
     }
@@ -263,6 +268,9 @@ mod tests {
             (&["a"], Some(("a", false))),
             (&["vm/a"], Some(("a", true))),
             (&["pod", "a"], None),
+            (&["vm"], None),
+            (&["vmis"], None),
+            (&["vmi/vm"], Some(("vm", false))),
             (&["pod/a"], None),
             (&["vm", "a", "b"], None),
             (&[], None),

@@ -163,7 +163,7 @@ impl Target {
     }
 
     fn memory(guest: &str) -> Result<Self, Error> {
-        let bytes = bytes(guest).ok_or_else(|| Error::Usage(format!("{guest:?} is not an amount of memory")))?;
+        let bytes = bytes(guest).ok_or_else(|| Error::Usage(not_an_amount(guest)))?;
         Ok(Self {
             condition: "HotMemoryChange",
             patch: json!({"memory": {"guest": guest}}),
@@ -180,6 +180,21 @@ impl Target {
             Some(value) => value.as_i64() == Some(self.value),
             None => false,
         }
+    }
+}
+
+/// Describes text that is no amount of memory. Kubernetes has no unit `GB`.
+fn not_an_amount(text: &str) -> String {
+    let wrong = format!("{text:?} is not an amount of memory");
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text[number.len()..].to_ascii_uppercase();
+    let prefix = unit.trim_end_matches('B').trim_end_matches('I');
+    match prefix {
+        "K" | "M" | "G" | "T" if bytes(number).is_some() => {
+            let decimal = if prefix == "K" { "k" } else { prefix };
+            format!("{wrong}: use {number}{decimal} or {number}{prefix}i")
+        }
+        _ => format!("{wrong}; examples: 512Mi, 2Gi"),
     }
 }
 
@@ -279,6 +294,20 @@ mod tests {
         assert!(target.is_in(&json!({"spec": {"domain": {"memory": {"guest": "2048Mi"}}}}), target.spec));
         assert!(!target.is_in(&json!({"status": {}}), target.status));
         assert!(Target::memory("much").is_err() && Target::memory("-1Gi").is_err());
+    }
+
+    #[test]
+    fn wrong_units_name_the_right_ones() {
+        for (text, expected) in [
+            ("2GB", "\"2GB\" is not an amount of memory: use 2G or 2Gi"),
+            ("1.5GiB", "\"1.5GiB\" is not an amount of memory: use 1.5G or 1.5Gi"),
+            ("512mb", "\"512mb\" is not an amount of memory: use 512M or 512Mi"),
+            ("9KB", "\"9KB\" is not an amount of memory: use 9k or 9Ki"),
+            ("much", "\"much\" is not an amount of memory; examples: 512Mi, 2Gi"),
+            ("-2GB", "\"-2GB\" is not an amount of memory; examples: 512Mi, 2Gi"),
+        ] {
+            assert_eq!(Target::memory(text).err().map(|error| error.to_string()).as_deref(), Some(expected));
+        }
     }
 
     #[test]

@@ -62,7 +62,8 @@ fn is_device(text: &str) -> bool {
 pub(crate) async fn run(connection: &Connection, options: &UsbOptions) -> Result<(), Error> {
     let (device, vmi) = parse_names(options)?;
     // The stream is opened before the port so that a VMI without redirection fails at once.
-    let mut stream = connection.stream(&connection.path("virtualmachineinstances", vmi, "usbredir")).await?;
+    let path = connection.path("virtualmachineinstances", vmi, "usbredir");
+    let mut stream = connection.stream_of(vmi, false, &path).await?;
     let wanted = SocketAddr::new(options.address, options.port);
     let listener = TcpListener::bind(wanted).await.map_err(Error::io(format!("cannot listen on {wanted}")))?;
     let address = listener.local_addr().map_err(Error::io("cannot determine the local port"))?;

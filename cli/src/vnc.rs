@@ -81,7 +81,7 @@ pub(crate) async fn run(connection: &Connection, options: &VncOptions) -> Result
     let subresource = if options.preserve_session { "vnc?preserveSession=true" } else { "vnc" };
     let path = connection.path("virtualmachineinstances", name, subresource);
     // The stream is opened before the port so that a VMI without display fails at once.
-    let mut stream = connection.stream(&path).await?;
+    let mut stream = connection.stream_of(name, false, &path).await?;
     let listener = TcpListener::bind(SocketAddr::new(options.address, options.port))
         .await
         .map_err(Error::io(format!("cannot listen on {}:{}", options.address, options.port)))?;
@@ -140,7 +140,10 @@ fn in_path(program: &str) -> Option<PathBuf> {
 
 async fn screenshot(connection: &Connection, name: &str, file: &Path) -> Result<(), Error> {
     let path = connection.path("virtualmachineinstances", name, "vnc/screenshot");
-    let picture = connection.call(Method::GET, &path, Vec::new()).await?;
+    let picture = match connection.call(Method::GET, &path, Vec::new()).await {
+        Err(error) => return Err(connection.explain(name, false, error).await),
+        Ok(picture) => picture,
+    };
     if file == Path::new("-") {
         use std::io::Write;
         return std::io::stdout().write_all(&picture).map_err(Error::io("cannot write to standard output"));

@@ -26,7 +26,7 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    Connection, Error,
+    Connection, Error, Kind,
     cluster::local_address,
     subresource::{Stream, lost},
     target::Target,
@@ -108,17 +108,22 @@ impl Port {
 #[derive(Clone)]
 struct Remote {
     connection: Arc<Connection>,
+    target: Target,
     path: String,
 }
 
 impl Remote {
     async fn open(&self) -> Result<Stream, Error> {
-        self.connection.stream(&self.path).await
+        self.stream(&self.path).await
     }
 
     /// Opens a stream that supports half-close.
     async fn open_in_halves(&self) -> Result<Stream, Error> {
-        self.connection.stream(&format!("{}?halfClose=true", self.path)).await
+        self.stream(&format!("{}?halfClose=true", self.path)).await
+    }
+
+    async fn stream(&self, path: &str) -> Result<Stream, Error> {
+        self.connection.stream_of(&self.target.name, self.target.kind == Kind::Vm, path).await
     }
 }
 
@@ -128,6 +133,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
     let connection = Arc::new(connection.within(target.namespace.as_deref()));
     let remote = |port: &Port| Remote {
         connection: connection.clone(),
+        target: target.clone(),
         path: connection.path(
             target.resource(),
             &target.name,
@@ -140,6 +146,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
         };
         return stdio(remote(port).open().await?, port.protocol).await;
     }
+    connection.ensure_vmi(&target).await?;
     let mut forwards = JoinSet::new();
     for port in &ports {
         let wanted = SocketAddr::new(options.address, port.local);
