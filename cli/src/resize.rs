@@ -14,6 +14,12 @@ const POLL: Duration = Duration::from_millis(500);
 /// Reasons for which the guest does not follow, unless its node changes or the request is taken back.
 const GIVEN_UP: [&str; 2] = ["PodResizeInfeasible", "PodResizeRefused"];
 
+/// Likely causes of a size that the guest does not take.
+const NOT_TAKEN: &str = "; offered, not taken by the guest: it may lack the driver virtio_mem, use the memory that it has to \
+                         give back, or be slow under software emulation";
+/// Part of the refusal of more sockets than the maximum.
+const TOO_MANY_SOCKETS: &str = "greater than the maximum sockets allowed";
+
 /// The size that is set.
 #[derive(Subcommand)]
 pub(crate) enum SetCommand {
@@ -71,8 +77,10 @@ struct Target {
     patch: Value,
     /// Field of `spec.domain` of the VMI.
     spec: &'static str,
-    /// Field of `status` of the VMI.
+    /// Field of `status` of the VMI with the size that the guest is offered.
     status: &'static str,
+    /// Field of `status` of the VMI with the size that the guest has taken. No field has the processors that it uses.
+    taken: Option<&'static str>,
     /// The value: sockets, or bytes.
     value: i64,
 }
@@ -80,8 +88,10 @@ struct Target {
 /// State of a change.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
-    /// The guest has the size.
+    /// The guest has the size, as far as the status of the VMI has it.
     Done,
+    /// The guest is offered the size, and still has this one.
+    Offered(String),
     /// The VM does not run.
     NextStart,
     /// The guest does not follow, for this reason.
@@ -99,7 +109,14 @@ pub(crate) async fn set(connection: &Connection, command: &SetCommand) -> Result
     let vm_path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{vm}");
     let query = if common.dry_run { "?dryRun=All" } else { "" };
     let body = json!({"spec": {"template": {"spec": {"domain": target.patch}}}}).to_string().into_bytes();
-    let patched = connection.patch(&format!("{vm_path}{query}"), body).await?;
+    let patched = match connection.patch(&format!("{vm_path}{query}"), body).await {
+        Err(Error::Refused { code, message }) if message.contains(TOO_MANY_SOCKETS) => {
+            let vm_object = connection.call(Method::GET, &vm_path, Vec::new()).await;
+            let said = vm_object.ok().and_then(|vm_object| above_maximum(vm, target.value, &vm_object));
+            return Err(Error::Refused { code, message: said.unwrap_or(message) });
+        }
+        patched => patched?,
+    };
     if common.dry_run {
         return say!("VM {vm} can get the size (dry run)");
     }
@@ -118,24 +135,40 @@ pub(crate) async fn set(connection: &Connection, command: &SetCommand) -> Result
             Err(Error::Refused { code: 404, .. }) => None,
             Err(error) => return Err(error),
         };
-        match progress(&target, generation, &vm_object, vmi.as_ref()) {
-            Progress::Done => return say!("the guest of VM {vm} has the size"),
+        let progress = progress(&target, generation, &vm_object, vmi.as_ref());
+        let is_offered = matches!(progress, Progress::Offered(_));
+        match progress {
+            Progress::Done if target.taken.is_some() => return say!("the guest of VM {vm} has the size"),
+            Progress::Done => {
+                return say!("the guest of VM {vm} is offered the size; check in the guest that it uses it");
+            }
             Progress::NextStart => return say!("VM {vm} does not run: its next start has the size"),
             Progress::Failed(reason) => {
                 return Err(Error::Usage(format!("the guest of VM {vm} keeps its size: {reason}")));
             }
-            Progress::Waiting(text) if text != shown => {
-                say!("{text}")?;
-                shown = text;
+            Progress::Waiting(text) | Progress::Offered(text) => {
+                let text = if is_offered { format!("the size is offered, the guest has {text}") } else { text };
+                if text != shown {
+                    say!("{text}")?;
+                    shown = text;
+                }
             }
-            Progress::Waiting(_) => {}
         }
         if Instant::now() >= end {
             let seconds = common.timeout;
-            return Err(Error::Usage(format!("the guest of VM {vm} has not got the size within {seconds} s: {shown}")));
+            let cause = if is_offered { NOT_TAKEN } else { "" };
+            let message = format!("the guest of VM {vm} has not got the size within {seconds} s: {shown}{cause}");
+            return Err(Error::Usage(message));
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// Describes a refusal for too many sockets, which the API server reports once per rule and without the maximum.
+fn above_maximum(name: &str, sockets: i64, vm: &[u8]) -> Option<String> {
+    let field = "spec.template.spec.domain.cpu.maxSockets";
+    let most = parse(vm).ok()?.pointer(&format!("/{}", field.replace('.', "/")))?.as_i64()?;
+    Some(format!("VM {name} cannot have {sockets} sockets: its maximum is {most} ({field})"))
 }
 
 fn parse(answer: &[u8]) -> Result<Value, Error> {
@@ -158,6 +191,7 @@ impl Target {
             patch: json!({"cpu": {"sockets": sockets}}),
             spec: "/spec/domain/cpu/sockets",
             status: "/status/currentCPUTopology/sockets",
+            taken: None,
             value: i64::from(sockets),
         }
     }
@@ -169,6 +203,7 @@ impl Target {
             patch: json!({"memory": {"guest": guest}}),
             spec: "/spec/domain/memory/guest",
             status: "/status/memory/guestRequested",
+            taken: Some("/status/memory/guestCurrent"),
             value: bytes,
         })
     }
@@ -223,7 +258,15 @@ fn progress(target: &Target, generation: Option<i64>, vm: &Value, vmi: Option<&V
         // A change that was taken back leaves its reason until the pod has followed.
         let is_settled = change.is_none_or(|change| text(change, "reason").is_empty());
         let waiting = || Progress::Waiting("the launcher pod is being resized".to_owned());
-        return if is_settled { Progress::Done } else { waiting() };
+        let missing = target.taken.filter(|field| !target.is_in(vmi, field));
+        return match missing {
+            _ if !is_settled => waiting(),
+            Some(field) => {
+                let current = vmi.pointer(field).and_then(Value::as_str);
+                Progress::Offered(current.unwrap_or("an unknown size").to_owned())
+            }
+            None => Progress::Done,
+        };
     }
     match change {
         None => Progress::Waiting("the launcher pod is about to be resized".to_owned()),
@@ -286,6 +329,33 @@ mod tests {
         ] {
             assert_eq!(progress(&Target::cpu(2), Some(3), &vm, vmi.as_ref()), expected, "{vm} {vmi:?}");
         }
+    }
+
+    #[test]
+    fn memory_is_waited_for_until_the_guest_has_it() {
+        let vm = json!({"status": {"desiredGeneration": 3}});
+        let vmi = |memory: Value| {
+            json!({
+                "spec": {"domain": {"memory": {"guest": "2Gi"}}},
+                "status": {"phase": "Running", "memory": memory},
+            })
+        };
+        for (memory, expected) in [
+            (json!({"guestRequested": "2Gi", "guestCurrent": "1Gi"}), Progress::Offered("1Gi".to_owned())),
+            (json!({"guestRequested": "2Gi"}), Progress::Offered("an unknown size".to_owned())),
+            (json!({"guestRequested": "2Gi", "guestCurrent": "2048Mi"}), Progress::Done),
+        ] {
+            let target = Target::memory("2Gi").unwrap();
+            assert_eq!(progress(&target, Some(3), &vm, Some(&vmi(memory.clone()))), expected, "{memory}");
+        }
+    }
+
+    #[test]
+    fn too_many_sockets_name_the_maximum() {
+        let vm = br#"{"spec": {"template": {"spec": {"domain": {"cpu": {"maxSockets": 4}}}}}}"#;
+        let expected = "VM m cannot have 8 sockets: its maximum is 4 (spec.template.spec.domain.cpu.maxSockets)";
+        assert_eq!(above_maximum("m", 8, vm).as_deref(), Some(expected));
+        assert_eq!(above_maximum("m", 8, b"{}"), None);
     }
 
     #[test]

@@ -91,7 +91,7 @@ async fn grown_and_shrunk(s: &Story) -> Result<()> {
 
     // A second socket.
     let said = s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
-    ensure!(said.contains("the guest of VM box has the size"), "{said}");
+    ensure!(said.contains("the guest of VM box is offered the size"), "{said}");
     let vmi = s.get("vmi", "box").await?;
     ensure!(vmi["status"]["currentCPUTopology"]["sockets"] == 2, "{}", vmi["status"]);
     ensure!(condition(&vmi, "HotVCPUChange").is_none(), "{}", vmi["status"]["conditions"]);
