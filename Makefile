@@ -266,3 +266,7 @@ install-cli: build ## Installs the kubectl plugin into PREFIX/bin (/usr/local)
 clean: ## Removes the cluster and build/; compiled crates and components stay in the cache
 	@if [ -x $(CLUSTER) ]; then $(CLUSTER) down; fi
 	rm -rf build
+
+.PHONY: findings
+findings: ## Checks the behaviour of other software that findings/ describes (downloads packages)
+	@status=0; for script in findings/*.sh; do echo "$$script"; "$$script" || { echo "$$script: status $$?" >&2; status=1; }; done; exit $$status
