@@ -16,7 +16,7 @@ for package in *.deb; do dpkg -x "$package" root; done
 lib=$work/root/usr/lib/x86_64-linux-gnu
 export LD_LIBRARY_PATH="$lib" PATH="$work/root/usr/sbin:$work/root/usr/bin:$PATH"
 
-yes a | head -c 1048576 >a
+yes text | head -c 1048576 >a
 gzip -c a >ab.gz && gzip -c a >>ab.gz
 xz -c a >ab.xz && xz -c a >>ab.xz
 test "$(gzip -dc ab.gz | wc -c)" = 2097152
