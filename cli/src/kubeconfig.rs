@@ -12,7 +12,7 @@ use kube::config::{Cluster, Context, ExecAuthCluster, KubeConfigOptions, Kubecon
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use serde_json::Value;
 
-use crate::{cluster, proxy};
+use crate::{option_value, proxy};
 
 /// Fields with data in Base64.
 const DATA: [&str; 3] = ["certificate-authority-data", "client-certificate-data", "client-key-data"];
@@ -112,7 +112,7 @@ pub(crate) fn select(
     let url = match (server, &cluster.server) {
         (Some(server), _) => server.clone(),
         (None, Some(server)) => {
-            cluster::server(server).map_err(|error| format!("server of cluster {name:?}: {error}"))?
+            option_value::server(server).map_err(|error| format!("server of cluster {name:?}: {error}"))?
         }
         (None, None) if name.is_empty() => return Ok(None),
         (None, None) => return Err(format!("cluster {name:?} has no server")),

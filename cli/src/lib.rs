@@ -24,6 +24,7 @@ mod lifecycle;
 mod memory_dump;
 mod migrate;
 mod migrations;
+mod option_value;
 mod proxy;
 mod relay;
 mod resize;

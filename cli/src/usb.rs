@@ -8,11 +8,7 @@ use std::{
 use clap::Args;
 use tokio::net::TcpListener;
 
-use crate::{
-    Connection, Error,
-    cluster::{VERBOSITY_COMMANDS, local_address},
-    object_name, relay,
-};
+use crate::{Connection, Error, cluster::VERBOSITY_COMMANDS, object_name, option_value::local_address, relay};
 
 /// Program that reads the device and speaks the usbredir protocol.
 const REDIRECTOR: &str = "usbredirect";

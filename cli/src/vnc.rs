@@ -12,8 +12,10 @@ use tokio::net::TcpListener;
 
 use crate::{
     Connection, Error,
-    cluster::{VERBOSITY_COMMAND_OUTPUT, VERBOSITY_COMMANDS, local_address},
-    object_name, relay,
+    cluster::{VERBOSITY_COMMAND_OUTPUT, VERBOSITY_COMMANDS},
+    object_name,
+    option_value::local_address,
+    relay,
 };
 
 /// Viewers searched in PATH, each with true if it accepts a `vnc://` address.

@@ -27,7 +27,7 @@ use tokio_tungstenite::{
 
 use crate::{
     Connection, Error, Kind,
-    cluster::local_address,
+    option_value::local_address,
     subresource::{Stream, lost},
     target::Target,
     terminal::input,
