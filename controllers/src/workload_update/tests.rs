@@ -266,7 +266,7 @@ fn migrations_are_limited_and_changes_go_first() {
     assert!(decide(&observed).unwrap().decision.effects.is_empty());
 }
 
-/// What a virt-controller decides that has just become the leader: it depends on the objects alone.
+/// Returns the decision of a virt-controller that has just become the leader, which depends on the objects alone.
 #[test]
 fn no_cause_leads_to_a_second_pod_for_the_same_desired_state() {
     let deployment = deployment();
