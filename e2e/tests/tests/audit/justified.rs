@@ -53,6 +53,11 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "* network-attachment-definitions.k8s.cni.cncf.io",
         "read where the gate ExternalNetResourceInjection is off, which no story does",
     ),
+    sometimes(
+        CONTROLLER,
+        "delete poddisruptionbudgets.policy",
+        "only those that old releases of KubeVirt made for VMIs are deleted, which `make moving-test` has",
+    ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     sometimes(API, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),
     sometimes(API, "list virtualmachineinstancemigrations.kubevirt.io", MOVES),
