@@ -5,10 +5,7 @@ use axum::{body::Body, response::Response};
 use http::{Request, StatusCode};
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api,
-    api::{self as kube_api, PatchParams},
-};
+use kube::{Api, api::PatchParams};
 use serde_json::json;
 
 use super::common::{
@@ -17,7 +14,7 @@ use super::common::{
     specification::{Answer, Specification, VMIS, VMS},
 };
 use crate::{
-    clients::objects::message,
+    clients::{objects::message, patches},
     requests::error::{ApiError, empty_response},
 };
 
@@ -88,8 +85,8 @@ async fn serve(call: Call<'_>, vmi: VirtualMachineInstance, request: Request<Bod
     if is_under_way(&vmi) {
         let (options, dry_run) = call.options_with_dry_run::<EvacuateCancelOptions>(request).await?;
         let params = PatchParams { dry_run, ..PatchParams::default() };
-        let patch = kube_api::Patch::Json::<()>(decide(&vmi, &options));
-        objects.vmis(&call.object.namespace).patch(&call.object.name, &params, &patch).await.map_err(failed)?;
+        let vmis = objects.vmis(&call.object.namespace);
+        patches::send(vmis, None, &call.object.name, &params, decide(&vmi, &options)).await.map_err(failed)?;
     }
     Ok(empty_response(StatusCode::OK))
 }

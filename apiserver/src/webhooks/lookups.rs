@@ -14,7 +14,10 @@ use kube::{
 };
 use serde_json::Value;
 
-use crate::limits::{MemoryBudget, Reservation, memory::weight};
+use crate::{
+    clients::patches,
+    limits::{MemoryBudget, Reservation, memory::weight},
+};
 
 /// Concurrent requests of one review.
 const PARALLEL: usize = 8;
@@ -112,7 +115,8 @@ fn read_request(path: &str, selection: &Selection) -> Result<http::Request<Vec<u
 
 fn patch_request(path: &str, effect: &Effect) -> Result<http::Request<Vec<u8>>, request::Error> {
     let params = PatchParams { dry_run: effect.dry_run, ..PatchParams::default() };
-    Request::new(path).patch(&effect.name, &params, &Patch::Json::<()>(effect.patch.clone()))
+    let request = Request::new(path).patch(&effect.name, &params, &Patch::Json::<()>(effect.patch.clone()))?;
+    Ok(request.map(|body| patches::escaped(&body)))
 }
 
 fn parse(body: &[u8]) -> Value {

@@ -27,12 +27,12 @@ use http::StatusCode;
 use json_patch::{
     AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, TestOperation, jsonptr::PointerBuf,
 };
-use kube::api::{self as kube_api, PatchParams};
+use kube::api::PatchParams;
 use serde_json::{Value, json};
 
 use super::call::Call;
 use crate::{
-    clients::objects::message,
+    clients::{objects::message, patches},
     requests::error::{ApiError, Kind, empty_response},
 };
 
@@ -219,9 +219,7 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
     let (objects, namespace, name) = (&call.context.objects, call.object.namespace.as_str(), call.object.name.as_str());
     let mut undo = None;
     if let Some(patch) = plan.vmi {
-        objects
-            .vmis(namespace)
-            .patch(name, &params, &kube_api::Patch::Json::<()>(patch.apply))
+        patches::send(objects.vmis(namespace), None, name, &params, patch.apply)
             .await
             .map_err(|error| ApiError::Internal(message(&error)))?;
         undo = patch.undo;
@@ -229,14 +227,12 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
     let vms = objects.vms(namespace);
     let result = match plan.vm {
         None => Ok(()),
-        Some(VmPatch::Spec(patch)) => vms.patch(name, &params, &kube_api::Patch::Json::<()>(patch)).await.map(drop),
-        Some(VmPatch::Status(patch)) => {
-            vms.patch_status(name, &params, &kube_api::Patch::Json::<()>(patch)).await.map(drop)
-        }
+        Some(VmPatch::Spec(patch)) => patches::send(vms, None, name, &params, patch).await,
+        Some(VmPatch::Status(patch)) => patches::send(vms, Some("status"), name, &params, patch).await,
     };
     let Err(error) = result else { return Ok(empty_response(StatusCode::ACCEPTED)) };
     if let Some(undo) = undo {
-        let restored = objects.vmis(namespace).patch(name, &params, &kube_api::Patch::Json::<()>(undo)).await;
+        let restored = patches::send(objects.vmis(namespace), None, name, &params, undo).await;
         if let Err(error) = restored {
             tracing::warn!(namespace, name, error = message(&error), "grace period was not restored");
         }

@@ -15,12 +15,12 @@ use api::{
 use axum::response::Response;
 use http::StatusCode;
 use json_patch::{AddOperation, Patch, PatchOperation, ReplaceOperation, TestOperation, jsonptr::PointerBuf};
-use kube::api::{self as kube_api, PatchParams};
+use kube::api::PatchParams;
 use serde_json::{Value, json};
 
 use super::{call::Call, vmi_checks};
 use crate::{
-    clients::objects::message,
+    clients::{objects::message, patches},
     requests::error::{ApiError, Kind, empty_response},
 };
 
@@ -194,11 +194,10 @@ pub(crate) async fn change_vm(
 ) -> Result<Response, ApiError> {
     check_vm(vm, change)?;
     let spec = vm.spec.template.spec.clone().unwrap_or_default();
-    let patch =
-        kube_api::Patch::Json::<()>(patch("/spec/template", vm.metadata.resource_version.as_deref(), &spec, change));
+    let patch = patch("/spec/template", vm.metadata.resource_version.as_deref(), &spec, change);
     let params = PatchParams { dry_run, ..PatchParams::default() };
     let vms = call.context.objects.vms(&call.object.namespace);
-    vms.patch(&call.object.name, &params, &patch).await.map_err(|error| refused("vm", &error))?;
+    patches::send(vms, None, &call.object.name, &params, patch).await.map_err(|error| refused("vm", &error))?;
     Ok(empty_response(StatusCode::ACCEPTED))
 }
 
@@ -210,10 +209,10 @@ pub(crate) async fn change_vmi(
     dry_run: bool,
 ) -> Result<Response, ApiError> {
     check_vmi(vmi, change)?;
-    let patch = kube_api::Patch::Json::<()>(patch("", vmi.metadata.resource_version.as_deref(), &vmi.spec, change));
+    let patch = patch("", vmi.metadata.resource_version.as_deref(), &vmi.spec, change);
     let params = PatchParams { dry_run, ..PatchParams::default() };
     let vmis = call.context.objects.vmis(&call.object.namespace);
-    vmis.patch(&call.object.name, &params, &patch).await.map_err(|error| refused("vmi", &error))?;
+    patches::send(vmis, None, &call.object.name, &params, patch).await.map_err(|error| refused("vmi", &error))?;
     Ok(empty_response(StatusCode::ACCEPTED))
 }
 

@@ -110,7 +110,9 @@ fn rows() -> Vec<Row> {
 #[test]
 fn every_subresource_answers_as_documented() {
     story("endpoints", async |s| {
-        s.apply(&manifests::vm("box", "Always")).await?;
+        // The API server compares texts with these characters in Go's spelling.
+        let special = manifests::vm("box", "Always").replace("password: story", "password: story && <é>");
+        s.apply(&special).await?;
         let before = s.wait_running("box").await?;
         let mut wrong = Vec::new();
         for version in VERSIONS {
