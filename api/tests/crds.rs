@@ -18,6 +18,8 @@ fn chart_holds_the_current_definitions() {
             "{} is stale: run `cargo run -p ferrovirt-api --bin crds -- --output charts/ferrovirt/crds`",
             path.display()
         );
+        let read: Value = serde_saphyr::from_str(&held).unwrap();
+        assert_eq!(read, serde_json::to_value(&crd).unwrap(), "{} is read as something else", path.display());
         assert!(held.len() < 1 << 20, "{} is too large for the API server", path.display());
     }
 }

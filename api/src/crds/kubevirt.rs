@@ -142,6 +142,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
             .rules("spec.template.spec", VMI_SPEC)?
             .rules("status", CONDITION)?
             .rules("", &[("status", || json!({"nullable": true}))])?
+            .undescribed("spec.template.spec")?
             .deprecated_version(OLD, V1ALPHA3_WARNING)
             .finish()?,
         Definition::new(&KubeVirt::crd())?

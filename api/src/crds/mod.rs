@@ -3,6 +3,8 @@
 //! The derived schemas are converted to the published form of the API: quantities with their pattern, lists that merge by
 //! key, objects that are replaced as a whole, closed enumerations, bounds, and objects that preserve unknown fields.
 
+use std::fmt::Write;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -32,9 +34,6 @@ pub enum CrdError {
     /// The CRD is not of the expected form.
     #[error("cannot convert a definition")]
     Convert(#[from] serde_json::Error),
-    /// The CRD cannot be written as YAML.
-    #[error("cannot write a definition")]
-    Write(#[from] serde_saphyr::SerializeError),
 }
 
 const QUANTITY_PATTERN: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
@@ -119,9 +118,55 @@ pub fn file_name(crd: &CustomResourceDefinition) -> String {
     format!("{}.yaml", crd.spec.names.plural)
 }
 
-/// Renders a CRD as YAML for the chart.
+/// Renders a CRD as YAML for the chart: one line for each field that has no fields of its own, and an indent of one. The Secret in
+/// which Helm stores the chart is a tenth smaller than with the usual form.
 pub fn yaml(crd: &CustomResourceDefinition) -> Result<String, CrdError> {
-    Ok(serde_saphyr::to_string(&serde_json::to_value(crd)?)?)
+    let mut text = String::new();
+    write_block(&mut text, &serde_json::to_value(crd)?, 0);
+    Ok(text)
+}
+
+/// Writes an object or a list in lines with this indent. JSON is YAML, too.
+fn write_block(text: &mut String, value: &Value, indent: usize) {
+    let pad = " ".repeat(indent);
+    let mut write = |name: &str, value: &Value| {
+        if has_lines(value) {
+            let _ = writeln!(text, "{pad}{name}");
+            write_block(text, value, indent + 1);
+        } else {
+            let _ = writeln!(text, "{pad}{name} {value}");
+        }
+    };
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| write(&format!("{}:", quoted(key)), value)),
+        Value::Array(items) => items.iter().for_each(|item| write("-", item)),
+        _ => {}
+    }
+}
+
+/// Returns true if a value is written in lines of its own: not a scalar, and neither a schema nor a column without fields.
+fn has_lines(value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => {
+            let ends = fields.get("type").is_some_and(Value::is_string) || fields.contains_key("anyOf");
+            !fields.is_empty() && (!ends || has_fields(value))
+        }
+        Value::Array(items) => items.iter().any(Value::is_object),
+        _ => false,
+    }
+}
+
+fn has_fields(schema: &Value) -> bool {
+    let inner = ["items", "additionalProperties"].iter().filter_map(|key| schema.get(*key));
+    schema.get("properties").is_some() || inner.into_iter().any(has_fields)
+}
+
+/// Returns a key, in quotes if YAML reads it as something else.
+fn quoted(key: &str) -> String {
+    let plain = key.starts_with(|first: char| first.is_ascii_alphabetic())
+        && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c))
+        && !["y", "n", "yes", "no", "on", "off", "true", "false", "null"].contains(&key.to_lowercase().as_str());
+    if plain { key.to_owned() } else { json!(key).to_string() }
 }
 
 /// A CRD that is converted from the derived form to the installed one.
@@ -176,15 +221,12 @@ impl Definition {
         Ok(self)
     }
 
-    /// Removes the descriptions below a path, whose types belong to Kubernetes.
+    /// Removes the descriptions below a path: of types of Kubernetes, and of copies of what another kind describes. Helm stores
+    /// the definitions in a Secret, which has at most 1 MiB.
     fn undescribed(mut self, path: &str) -> Result<Self, CrdError> {
         let name = self.name.clone();
         let node = descend(self.root()?, path).ok_or(CrdError::NoSuchPath { crd: name, path: path.to_owned() })?;
-        let description = node.get("description").cloned();
-        normalize(node, true);
-        if let (Some(description), Some(node)) = (description, node.as_object_mut()) {
-            node.insert("description".to_owned(), description);
-        }
+        undescribe(node);
         Ok(self)
     }
 
@@ -200,13 +242,13 @@ impl Definition {
         self
     }
 
-    /// Serves another version with the same schema, listed last, with a deprecation warning.
+    /// Serves another version with the same schema, but without descriptions, listed last, with a deprecation warning.
     fn deprecated_version(mut self, name: &str, warning: &str) -> Self {
         self.add_version(name, false, Some(warning));
         self
     }
 
-    /// Serves an older version with the same schema, listed first, with an optional deprecation warning.
+    /// Serves an older version with the same schema, but without descriptions, listed first, with an optional deprecation warning.
     fn older_version(mut self, name: &str, warning: Option<&str>) -> Self {
         self.add_version(name, true, warning);
         self
@@ -221,6 +263,9 @@ impl Definition {
         let mut other = versions.iter().find(|version| version["storage"] == json!(true)).cloned().unwrap_or_default();
         other["name"] = json!(name);
         other["storage"] = json!(false);
+        if let Some(schema) = other.pointer_mut("/schema/openAPIV3Schema") {
+            undescribe(schema);
+        }
         if let Some(warning) = warning {
             other["deprecated"] = json!(true);
             other["deprecationWarning"] = json!(warning);
@@ -269,6 +314,8 @@ impl Definition {
         self.crd["metadata"] = json!({
             "name": self.name,
             "labels": {self.label: ""},
+            // For tools that prune what a chart had. Helm itself deletes no definition.
+            "annotations": {"helm.sh/resource-policy": "keep"},
         });
         Ok(serde_json::from_value(self.crd)?)
     }
@@ -337,6 +384,23 @@ fn normalize(node: &mut Value, bare: bool) {
     for key in ["items", "additionalProperties"] {
         if let Some(inner) = object.get_mut(key) {
             normalize(inner, bare);
+        }
+    }
+}
+
+/// Removes the descriptions of all fields below a schema.
+fn undescribe(node: &mut Value) {
+    let properties = node.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten();
+    for property in properties.map(|(_, property)| property) {
+        undescribe(property);
+        property.as_object_mut().map(|property| property.remove("description"));
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = node.get_mut(key).and_then(Value::as_object_mut) {
+            inner.remove("description");
+        }
+        if let Some(inner) = node.get_mut(key) {
+            undescribe(inner);
         }
     }
 }

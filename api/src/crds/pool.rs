@@ -29,6 +29,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
             .rules("spec.virtualMachineTemplate.spec", kubevirt::VM_SPEC)?
             .rules("spec.virtualMachineTemplate.spec.template.spec", kubevirt::VMI_SPEC)?
             .rules("status", CONDITION)?
+            .undescribed("spec.virtualMachineTemplate.spec")?
             .older_version("v1alpha1", None)
             .finish()?,
     ])

@@ -17,6 +17,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     Ok(vec![
         Definition::new(&VirtualMachineInstancePreset::crd())?
             .rules("spec", &domain)?
+            .undescribed("spec.domain")?
             .spec_optional()
             .deprecated_version(OLD, OLD_WARNING)
             .deprecate("v1", V1_WARNING)

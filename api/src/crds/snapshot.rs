@@ -49,6 +49,7 @@ pub(super) fn definitions() -> Result<Vec<CustomResourceDefinition>, CrdError> {
             .rules(&format!("{SOURCE_VM}.spec.template.spec"), VMI_SPEC)?
             .rules(&format!("{SOURCE_VM}.status"), CONDITION)?
             .rules(&format!("{SOURCE_VM}.status"), VM_STATUS)?
+            .undescribed(SOURCE_VM)?
             .undescribed("spec.volumeBackups[].persistentVolumeClaim.spec")?
             .older_version(OLD, None)
             .without_conversion()
