@@ -36,7 +36,11 @@ enum Step {
         keep: String,
     },
     /// Remove the objects, labels and finalizers of the processes
-    CleanUp,
+    CleanUp {
+        /// Also delete the custom resource definitions that have no objects
+        #[arg(long)]
+        delete_definitions: bool,
+    },
     /// Boot a VMI and delete it
     TestVm {
         /// Namespace of the VMI
@@ -68,7 +72,7 @@ async fn serve() -> anyhow::Result<()> {
             Ok(apiserver::helm_hooks::apply_definitions().await?)
         }
         Some(Step::Uninstall { keep }) => Ok(apiserver::helm_hooks::uninstall(keep).await?),
-        Some(Step::CleanUp) => Ok(apiserver::helm_hooks::clean_up().await?),
+        Some(Step::CleanUp { delete_definitions }) => Ok(apiserver::helm_hooks::clean_up(delete_definitions).await?),
         Some(Step::TestVm { namespace, timeout }) => {
             Ok(apiserver::helm_hooks::test_vm(&namespace, Duration::from_secs(timeout)).await?)
         }

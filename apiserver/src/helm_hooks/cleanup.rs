@@ -21,13 +21,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{HookError, call, for_each};
+use super::{HookError, call, definitions, for_each};
 
 /// Longest wait for the end of the processes.
 const GONE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Removes the objects, labels and finalizers of the processes.
-pub async fn clean_up() -> Result<(), HookError> {
+/// Removes the objects, labels and finalizers of the processes, and the definitions without objects unless they are kept.
+pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
     let client = daemon::client::connect().await?;
     let namespace = daemon::client::install_namespace();
     // A running process would create them again.
@@ -46,7 +46,8 @@ pub async fn clean_up() -> Result<(), HookError> {
     release::<VirtualMachineInstanceReplicaSet>(&client).await?;
     release::<VirtualMachineInstanceMigration>(&client).await?;
     release::<KubeVirt>(&client).await?;
-    clean_nodes(&client).await
+    clean_nodes(&client).await?;
+    if delete_definitions { definitions::delete_definitions(&client).await } else { Ok(()) }
 }
 
 async fn wait_until_gone(client: &Client, namespace: &str, name: &str) -> Result<(), HookError> {

@@ -1,10 +1,10 @@
-//! `apply-definitions`: the custom resource definitions.
+//! `apply-definitions`: the custom resource definitions, and their deletion by `clean-up`.
 
 use api::{KubeVirt, constants::KUBEVIRT_NAME, kubevirt::spec::KubeVirtSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams},
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
 
 use super::{HookError, call};
@@ -48,6 +48,40 @@ pub async fn apply_definitions() -> Result<(), HookError> {
     Ok(())
 }
 
+/// Deletes the definitions that have no objects. The objects of users must not be deleted with them.
+pub(super) async fn delete_definitions(client: &Client) -> Result<(), HookError> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for definition in api::crds::all().map_err(|error| HookError::Definitions(error.to_string()))? {
+        let name = definition.name_any();
+        let objects = Api::<DynamicObject>::all_with(client.clone(), &resource(&definition));
+        match objects.list_metadata(&ListParams::default().limit(1)).await {
+            Ok(found) if !found.items.is_empty() => {
+                tracing::info!(name, "definition has objects and stays");
+                continue;
+            }
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(call(format!("cannot list objects of the definition {name}"))(error)),
+        }
+        match api.delete(&name, &DeleteParams::default()).await {
+            Ok(_) => tracing::info!(name, "definition was deleted"),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(call(format!("cannot delete the definition {name}"))(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the resource of a definition in its stored version.
+fn resource(definition: &CustomResourceDefinition) -> ApiResource {
+    let spec = &definition.spec;
+    let version = spec.versions.iter().find(|version| version.storage).map_or("", |version| &version.name);
+    ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk(&spec.group, version, &spec.names.kind),
+        &spec.names.plural,
+    )
+}
+
 /// Returns true if a definition in the cluster is current. The schemas must be equal; in other fields the API server sets
 /// defaults.
 fn is_current(live: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
@@ -57,6 +91,7 @@ fn is_current(live: &CustomResourceDefinition, wanted: &CustomResourceDefinition
         && live_names.short_names == names.short_names
         && live_names.categories == names.categories
         && wanted.labels().iter().all(|(key, value)| live.labels().get(key) == Some(value))
+        && wanted.annotations().iter().all(|(key, value)| live.annotations().get(key) == Some(value))
 }
 
 #[cfg(test)]
@@ -75,6 +110,15 @@ mod tests {
     }
 
     #[test]
+    fn objects_of_a_definition_are_listed_in_its_stored_version() {
+        let all = api::crds::all().unwrap();
+        let of = |kind: &str| resource(all.iter().find(|definition| definition.spec.names.kind == kind).unwrap());
+        let vm = of("VirtualMachine");
+        assert_eq!((vm.api_version.as_str(), vm.plural.as_str()), ("kubevirt.io/v1", "virtualmachines"));
+        assert_eq!(of("VirtualMachineInstancePreset").api_version, "kubevirt.io/v1alpha3");
+    }
+
+    #[test]
     fn definition_is_current_when_only_defaults_of_the_server_differ() {
         let wanted = api::crds::all().unwrap().remove(0);
         let mut live = wanted.clone();
@@ -85,7 +129,11 @@ mod tests {
         let mut older = live.clone();
         older.spec.versions.truncate(1);
         assert!(!is_current(&older, &wanted));
-        live.metadata.labels = None;
+        let mut unlabelled = live.clone();
+        unlabelled.metadata.labels = None;
+        assert!(!is_current(&unlabelled, &wanted));
+        // As Helm 3 leaves those of a former release.
+        live.metadata.annotations = None;
         assert!(!is_current(&live, &wanted));
     }
 }
