@@ -23,7 +23,7 @@ NOT_EXECUTED = [
     ("install", "kubectl apply --server-side -f install.yaml", RELEASE),
     (
         "install",
-        "helm install ferrovirt oci://registry.example.com/ferrovirt/charts/ferrovirt --version 0.1.0 --namespace kubevirt --set 'image.pullSecrets={registry}'",
+        "helm install ferrovirt oci://registry.example.com/ferrovirt/charts/ferrovirt --version 0.1.0 --namespace kubevirt --set 'imagePullSecrets[0].name=registry'",
         RELEASE,
     ),
     ("install", "make images push REGISTRY=registry.example.com/ferrovirt", REGISTRY),

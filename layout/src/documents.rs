@@ -146,11 +146,19 @@ fn order(level: &Level, modules: &BTreeSet<String>) -> Vec<String> {
 /// When the document cannot be read or written, or has no markers of the part.
 pub fn renew(document: &Path, name: &str, generated: &str, renew: bool) -> Result<bool, Error> {
     let (begin, end) = (format!("<!-- {name}: make docs -->"), format!("<!-- /{name} -->"));
+    renew_between(document, (&begin, &end), &format!("{generated}\n"), renew)
+}
+
+/// Does the same for the lines between the first line that ends with `begin` and the next `end`.
+///
+/// # Errors
+/// When the file cannot be read or written, or lacks the markers.
+pub fn renew_between(document: &Path, (begin, end): (&str, &str), generated: &str, renew: bool) -> Result<bool, Error> {
     let text = read(document)?;
-    let missing = || Error::Markers { path: document.to_owned(), begin: begin.clone(), end: end.clone() };
-    let (before, rest) = text.split_once(&begin).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(&end).ok_or_else(missing)?;
-    let renewed = format!("{before}{begin}\n{generated}\n{end}{after}");
+    let missing = || Error::Markers { path: document.to_owned(), begin: begin.to_owned(), end: end.to_owned() };
+    let (before, rest) = text.split_once(begin).ok_or_else(missing)?;
+    let (_, after) = rest.split_once(end).ok_or_else(missing)?;
+    let renewed = format!("{before}{begin}\n{generated}{end}{after}");
     if renew && renewed != text {
         std::fs::write(document, &renewed).map_err(|source| Error::File { path: document.to_owned(), source })?;
     }

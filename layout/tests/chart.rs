@@ -9,7 +9,7 @@ use std::{
 };
 
 use layout::{promql, root, values};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Metrics of other programs that the rules need.
 const FOREIGN: &[(&str, &[&str])] = &[
@@ -139,6 +139,54 @@ fn alerts_have_only_fields_that_the_template_renders() {
     }
 }
 
+/// The address of the project. A path below it is that of a file of the repository.
+const HOME: &str = "https://ferrovirt.io/";
+
+/// Returns true if a link leads to a file of the repository, and its fragment to a heading.
+fn leads_to_a_file(link: &str) -> bool {
+    let Some(path) = link.strip_prefix(HOME) else { return false };
+    let (path, fragment) = path.split_once('#').unwrap_or((path, ""));
+    let file = root().join(path);
+    let anchor = |line: &str| {
+        let words = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        words.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect::<String>()
+    };
+    let heading = || {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        text.lines().any(|line| line.starts_with('#') && anchor(line) == fragment)
+    };
+    file.exists() && (fragment.is_empty() || heading())
+}
+
+#[test]
+fn links_of_the_packaged_chart_are_absolute_and_lead_to_files() {
+    let readme = fs::read_to_string(chart().join("README.md")).unwrap();
+    let links: Vec<&str> = readme.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() > 5, "{links:?}");
+    let metadata = yaml("Chart.yaml");
+    let sources = metadata["sources"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let links = links.into_iter().chain(metadata["icon"].as_str()).chain(sources);
+    let wrong: Vec<&str> = links.filter(|link| !leads_to_a_file(link)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(!leads_to_a_file("https://ferrovirt.io/README.md#no-such-heading"));
+}
+
+#[test]
+fn metadata_of_the_chart_names_its_images_and_its_licence() {
+    let metadata = yaml("Chart.yaml");
+    assert_eq!(metadata["home"], HOME);
+    let annotation = |name: &str| metadata["annotations"][format!("artifacthub.io/{name}")].as_str().unwrap();
+    let list = |name: &str| serde_saphyr::from_str::<Vec<Value>>(annotation(name)).unwrap();
+    let version = metadata["appVersion"].as_str().unwrap();
+    let expected = ["virt-api", "virt-controller", "virt-handler", "virt-launcher"]
+        .map(|name| json!({"name": name, "image": format!("ferrovirt.io/{name}:{version}")}));
+    assert_eq!(list("images"), expected);
+    assert!(list("changes").iter().all(|change| change["description"].is_string()));
+    assert_eq!(annotation("license"), "Apache-2.0");
+    let licence = |folder: PathBuf| fs::read_to_string(folder.join("LICENSE")).unwrap();
+    assert_eq!(licence(chart()), licence(root()));
+}
+
 #[test]
 fn each_value_is_set_by_a_file_that_lint_renders() {
     let schema: Value = serde_json::from_str(&fs::read_to_string(chart().join("values.schema.json")).unwrap()).unwrap();
@@ -147,7 +195,7 @@ fn each_value_is_set_by_a_file_that_lint_renders() {
     assert!(files.len() > 2, "{files:?}");
     let sets: Vec<Value> =
         files.iter().map(|path| serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()).collect();
-    for path in values::paths(&schema).into_iter().filter(|path| path != "global") {
+    for path in values::paths(&schema) {
         let default = values::at(&defaults, &path);
         let mut found = sets.iter().filter_map(|set| values::at(set, &path)).filter(|value| !value.is_null());
         assert!(found.any(|value| Some(value) != default), "no file of charts/ferrovirt/ci changes {path}");

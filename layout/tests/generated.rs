@@ -4,7 +4,7 @@ use std::{fmt::Write, path::Path};
 
 use api::{FeatureGate, gates::State};
 use layout::{documents, lists, root, values};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// Crates of the product.
 const PRODUCT: &[&str] = &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "cli"];
@@ -24,6 +24,13 @@ fn check(document: &str, part: &str, generated: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("{document}, part {part}, is stale: run `make docs`"))
+}
+
+/// Does the same for the lines between two texts.
+fn check_between(file: &str, markers: (&str, &str), generated: &str) -> Result<(), String> {
+    let renew = std::env::var_os("RENEW").is_some();
+    let current = documents::renew_between(&root().join(file), markers, generated, renew);
+    if current.map_err(|error| error.to_string())? { Ok(()) } else { Err(format!("{file} is stale: run `make docs`")) }
 }
 
 /// Returns the text of all files below a folder.
@@ -153,17 +160,15 @@ fn values_of_the_chart_are_current() {
     let schema: Value =
         serde_json::from_str(&std::fs::read_to_string(chart.join("values.schema.json")).unwrap()).unwrap();
     let comments = values::comments(&text);
-    // Helm's own value.
-    let paths = values::paths(&schema).into_iter().filter(|path| path != "global");
     let mut rows = Vec::new();
-    for path in paths {
+    for path in values::paths(&schema) {
         let Some((parent, key)) = path.rsplit_once('.') else {
             let comment = comments.get(&path).unwrap_or_else(|| panic!("{path} has no comment in values.yaml"));
             rows.push([code(&path), default(&defaults, &path), comment.clone()]);
             continue;
         };
         // Maps whose keys the schema lists are described as a whole.
-        let whole = ["overrides", "affinity", "updateStrategy"].iter().find_map(|name| {
+        let whole = ["overrides", "affinity", "strategy", "updateStrategy"].iter().find_map(|name| {
             let end = path.split_once(&format!(".{name}."))?.0.len() + name.len() + 1;
             path.get(..end)
         });
@@ -178,6 +183,61 @@ fn values_of_the_chart_are_current() {
     rows.dedup();
     assert!(rows.len() > 50, "{} values", rows.len());
     check("charts/ferrovirt/README.md", "values", &table(["value", "default", "content"], rows)).unwrap();
+}
+
+/// Returns the part of a JSON Schema that refuses unknown keys. Types are those of the definition, which the API server checks.
+fn keys(schema: &Value) -> Value {
+    if schema["x-kubernetes-preserve-unknown-fields"] == true {
+        return json!({});
+    }
+    if let Some(properties) = schema["properties"].as_object() {
+        let properties: Map<String, Value> = properties.iter().map(|(key, part)| (key.clone(), keys(part))).collect();
+        return json!({"additionalProperties": false, "properties": properties});
+    }
+    let inner = ["items", "additionalProperties"].iter().find_map(|key| {
+        let inner = schema.get(*key).map(keys).filter(|inner| *inner != json!({}))?;
+        Some(json!({*key: inner}))
+    });
+    inner.unwrap_or_else(|| json!({}))
+}
+
+#[test]
+fn keys_of_the_configuration_in_the_schema_of_values_are_current() {
+    let definition = api::crds::all().unwrap().into_iter().find(|found| found.spec.names.kind == "KubeVirt").unwrap();
+    let definition = serde_json::to_value(definition).unwrap();
+    let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/configuration";
+    let schema = keys(definition.pointer(schema).unwrap());
+    let lines: Vec<String> = schema["properties"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(key, part)| format!("        {}: {part}", json!(key)))
+        .collect();
+    assert!(lines.len() > 40, "{} keys", lines.len());
+    let generated = format!(
+        "      \"type\": \"object\",\n      \"additionalProperties\": false,\n      \"properties\": {{\n{}\n      }}",
+        lines.join(",\n")
+    );
+    let markers = ("\n    \"configuration\": {", "\n    },\n");
+    check_between("charts/ferrovirt/values.schema.json", markers, &generated).unwrap();
+}
+
+#[test]
+fn definitions_in_the_metadata_of_the_chart_are_current() {
+    let rows = api::crds::all().unwrap().into_iter().map(|found| {
+        let spec = serde_json::to_value(&found.spec).unwrap();
+        let version = spec["versions"].as_array().unwrap().iter().find(|version| version["storage"] == true).unwrap();
+        let description = version["schema"]["openAPIV3Schema"]["description"].as_str().unwrap();
+        let kind = &found.spec.names.kind;
+        let name = found.metadata.name.unwrap();
+        format!(
+            "    - kind: {kind}\n      version: {}\n      name: {name}\n      displayName: {kind}\n      description: {}\n",
+            version["name"].as_str().unwrap(),
+            json!(description),
+        )
+    });
+    let markers = ("    # Definitions (make docs).", "  artifacthub.io/");
+    check_between("charts/ferrovirt/Chart.yaml", markers, &rows.collect::<String>()).unwrap();
 }
 
 /// Returns the default of a value of the chart. One that is missing fails, since `values.yaml` lists all values.

@@ -37,27 +37,62 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of every object. Tools select pods of an installation by the component. */}}
+{{/* Labels of objects that belong to no component. */}}
 {{- define "ferrovirt.labels" -}}
+{{ include "ferrovirt.componentLabels" (list . "kubevirt") }}
+{{- end -}}
+
+{{/* Labels of an object of a component: ferrovirt.componentLabels (list $ "virt-api") */}}
+{{- define "ferrovirt.componentLabels" -}}
+{{- $root := index . 0 -}}
 app.kubernetes.io/name: ferrovirt
 app.kubernetes.io/part-of: ferrovirt
-app.kubernetes.io/component: kubevirt
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
+app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | replace "+" "_" | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
 
+{{/* Labels and annotations of the pods of a component: ferrovirt.podMetadata (list $ "virt-api" $values) */}}
+{{- define "ferrovirt.podMetadata" -}}
+{{- $values := index . 2 -}}
+{{- $labels := dict "kubevirt.io" (index . 1) "prometheus.kubevirt.io" "true" -}}
+{{- $labels = merge (deepCopy ($values.podLabels | default dict)) $labels (include "ferrovirt.componentLabels" . | fromYaml) -}}
+labels:
+  {{- toYaml $labels | nindent 2 }}
+{{- with $values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "ferrovirt.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
+{{- $secrets := concat ((.Values.global | default dict).imagePullSecrets | default list) (.Values.imagePullSecrets | default list) }}
+{{- range .Values.image.pullSecrets }}
+{{- $secrets = append $secrets (dict "name" .) }}
+{{- end }}
+{{- with uniq $secrets }}
 imagePullSecrets:
-{{- range . }}
-  - name: {{ . | quote }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* Not empty if the definitions stay after the installation. */}}
+{{- define "ferrovirt.keepsDefinitions" -}}
+{{- if dig "keep" true (.Values.crds | default dict) }}true{{ end }}
+{{- end -}}
+
+{{/* The names of the definitions, as JSON. */}}
+{{- define "ferrovirt.definitions" -}}
+{{- $names := list }}
+{{- range $path, $_ := .Files.Glob "crds/*.yaml" }}
+{{- $names = append $names ($.Files.Get $path | fromYaml).metadata.name }}
 {{- end }}
+{{- toJson $names }}
 {{- end -}}
 
 {{/* Security of an unprivileged pod: passes the pod security standard "restricted". */}}
@@ -114,7 +149,7 @@ securityContext:
 {{- end -}}
 
 {{/*
-Probes of all three processes. Both paths answer from memory, so they can be asked often; a readiness that is seen two
+Probes of all three processes. All paths answer from memory, so they can be asked often; a readiness that is seen two
 seconds after it came true is two seconds of every installation.
 */}}
 {{- define "ferrovirt.probes" -}}
@@ -126,12 +161,20 @@ readinessProbe:
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: 3
+# Two minutes for the start, such as under software emulation on a node that is busy.
+startupProbe:
+  httpGet:
+    scheme: HTTPS
+    port: metrics
+    path: /livez
+  periodSeconds: 1
+  timeoutSeconds: 2
+  failureThreshold: 120
 livenessProbe:
   httpGet:
     scheme: HTTPS
     port: metrics
     path: /livez
-  initialDelaySeconds: {{ . }}
   periodSeconds: 20
   timeoutSeconds: 10
   failureThreshold: 3
