@@ -5,10 +5,12 @@ mod schemas;
 
 use std::{
     fs,
+    io::Write,
     path::{Path, PathBuf},
     process::Command,
 };
 
+use flate2::{Compression, write::GzEncoder};
 use serde_json::Value;
 
 use crate::{
@@ -32,7 +34,10 @@ const OPERATOR: (&str, [&str; 2]) = (
 /// Module with the OpenAPI document of Kubernetes, and its path in it.
 const KUBERNETES: (&str, &str) = ("k8s.io/kubernetes", "api/openapi-spec/swagger.json");
 
-/// Lints the chart, and checks what it renders with its defaults and with each file of `ci/`.
+/// Largest size of the Secret with the release, in bytes. The API server accepts 1 MiB.
+const LARGEST_RELEASE: usize = 600_000;
+
+/// Lints the chart, and checks what it renders with its defaults and with each file of `ci/`, and the size of the release.
 ///
 /// # Errors
 /// Fails if a check fails, or if a program cannot be built.
@@ -55,6 +60,7 @@ pub fn check(plan: &Plan, progress: &Progress) -> Result<()> {
         fs::write(&path, manifests).at("write", &path)?;
         rendered.push(path);
     }
+    check_size(&helm, &chart, progress)?;
     let mut conform = Command::new(kubeconform);
     conform.args(["-strict", "-summary", "-schema-location", &location]).args(&rendered);
     run_visibly("checking rendered manifests with kubeconform", &mut conform)?;
@@ -80,6 +86,30 @@ pub fn check_rules(plan: &Plan, progress: &Progress) -> Result<()> {
     run_visibly("checking the rules", Command::new(&promtool).args(["check", "rules"]).arg(&path))?;
     let tests = yaml_files(&chart.join("tests"))?;
     run_visibly("testing the rules", Command::new(&promtool).args(["test", "rules"]).args(tests))
+}
+
+/// Checks the size of the release with the default values.
+fn check_size(helm: &Path, chart: &Path, progress: &Progress) -> Result<()> {
+    let mut install = Command::new(helm);
+    install.args(["install", "ferrovirt", "--namespace", INSTALLATION_NAMESPACE, "--dry-run=client", "--output=json"]);
+    let release = run("rendering the release", install.arg(chart))?;
+    let size = secret_size(release.trim()).at("compress", chart)?;
+    if size > LARGEST_RELEASE {
+        return Err(Error::Refused(format!(
+            "the Secret with the release of {CHART} has {size} bytes, more than {LARGEST_RELEASE}: definitions are most of it"
+        )));
+    }
+    progress.step(format!("the Secret with the release has {size} bytes"));
+    Ok(())
+}
+
+/// Returns the size of the data of the Secret in which Helm stores a release: compressed, and in Base64 twice, by Helm and in the
+/// JSON of the Secret.
+fn secret_size(release: &str) -> std::io::Result<usize> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(release.as_bytes())?;
+    let base64 = |bytes: usize| bytes.div_ceil(3) * 4;
+    Ok(base64(base64(encoder.finish()?.len())))
 }
 
 /// Renders the chart.
@@ -149,6 +179,13 @@ mod tests {
         let manifests = "---\nkind: ServiceMonitor\n---\nkind: PrometheusRule\nspec:\n  groups: []\n";
         assert_eq!(rules(manifests).unwrap(), json!({"groups": []}));
         assert!(rules("kind: Service\n").is_err());
+    }
+
+    #[test]
+    fn secret_has_the_compressed_release_in_base64_twice() {
+        // A header of 10 bytes, an empty block of 2, and a trailer of 8 make 20, 28 and 40 bytes.
+        assert_eq!(secret_size("").unwrap(), 40);
+        assert!(secret_size(&"x".repeat(10_000)).unwrap() < 200);
     }
 
     #[test]
