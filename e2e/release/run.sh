@@ -135,7 +135,7 @@ kubectl create namespace kubevirt
 kubectl label namespace kubevirt pod-security.kubernetes.io/enforce=privileged
 kubectl create secret docker-registry registry --namespace kubevirt --docker-server="$CLUSTER_REGISTRY" --docker-username=$user --docker-password=$password
 helm install ferrovirt "oci://$CLUSTER_REGISTRY/ferrovirt/charts/ferrovirt" --version $version --plain-http --namespace kubevirt --timeout 4m \
-    --set 'image.pullSecrets={registry}' --set kubevirt.configuration.developerConfiguration.useEmulation=true
+    --set 'imagePullSecrets[0].name=registry' --set kubevirt.configuration.developerConfiguration.useEmulation=true
 wait_deployed
 
 step 'helm upgrade --reuse-values keeps no digests of the former release'

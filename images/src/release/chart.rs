@@ -26,6 +26,23 @@ pub(super) fn app_version(chart: &str) -> Result<String> {
         .ok_or_else(|| unfit("Chart.yaml has no appVersion"))
 }
 
+/// Returns a Chart.yaml that lists the published images.
+pub(super) fn metadata(text: &str, version: &str, published: &Published) -> Result<String> {
+    let mut found = 0;
+    let lines = text.lines().map(|line| {
+        let name = line.strip_prefix("      image: ferrovirt.io/").and_then(|image| image.split_once(':'));
+        match name {
+            Some((name, _)) => {
+                found += 1;
+                format!("      image: {}/{name}:{version}\n", published.registry)
+            }
+            None => format!("{line}\n"),
+        }
+    });
+    let text = lines.collect();
+    if found > 0 { Ok(text) } else { Err(unfit("Chart.yaml lists no images")) }
+}
+
 /// Rejects versions that are not semantic ones, as Helm requires, or not tags of images: these have no `+`.
 pub(super) fn check_version(version: &str) -> Result<()> {
     let (numbers, pre) = version.split_once('-').map_or((version, None), |(numbers, pre)| (numbers, Some(pre)));
@@ -131,7 +148,12 @@ mod tests {
         let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/ferrovirt");
         let text = values(&fs::read_to_string(chart.join("values.yaml")).unwrap(), &published()).unwrap();
         assert_eq!(text.matches("sha256:aa").count(), 1);
-        check_version(&app_version(&fs::read_to_string(chart.join("Chart.yaml")).unwrap()).unwrap()).unwrap();
+        let text = fs::read_to_string(chart.join("Chart.yaml")).unwrap();
+        check_version(&app_version(&text).unwrap()).unwrap();
+        let released = metadata(&text, "1.2.3", &published()).unwrap();
+        assert_eq!(released.matches("      image: registry.example.com/ferrovirt/virt-").count(), 4);
+        assert!(released.contains("/virt-api:1.2.3\n") && !released.contains("image: ferrovirt.io/"), "{released}");
+        assert!(metadata("name: ferrovirt\n", "1.2.3", &published()).is_err());
     }
 
     #[test]

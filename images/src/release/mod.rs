@@ -224,6 +224,8 @@ fn package(options: &Options, helm: &Helm<'_>, version: &str, published: &Publis
     copy(Path::new(CHART), &chart)?;
     let values = chart.join("values.yaml");
     fs::write(&values, chart::values(&read(&values)?, published)?).at(&values)?;
+    let metadata = chart.join("Chart.yaml");
+    fs::write(&metadata, chart::metadata(&read(&metadata)?, version, published)?).at(&metadata)?;
     helm.run(&[
         OsStr::new("package"),
         chart.as_os_str(),
