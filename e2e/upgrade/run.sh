@@ -211,6 +211,8 @@ print_left() {
     echo "  labels of nodes: $(kubectl get nodes --output jsonpath='{.items[*].metadata.labels}' | tr ',' '\n' | grep kubevirt | tr '\n' ' ')"
 }
 
+only_definition() { [ "$(kubectl get crds --output name | grep kubevirt.io)" = "customresourcedefinition.apiextensions.k8s.io/$1" ]; }
+
 install() {
     helm install ferrovirt "$1" --namespace kubevirt --create-namespace --hide-notes --timeout 4m --set "image.tag=$2" \
         --set kubevirt.configuration.developerConfiguration.useEmulation=true \
@@ -341,6 +343,7 @@ part_uninstall() {
     refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt
     refused "$still" kubectl delete kubevirt kubevirt --namespace kubevirt --cascade=orphan
     refused 'uninstall Ferrovirt first' kubectl delete namespace kubevirt
+    refused 'deletes every VirtualMachine of the cluster' kubectl delete crd virtualmachines.kubevirt.io
     refused "VMI $first/vm-0" helm uninstall ferrovirt --namespace kubevirt --timeout 4m
     # The command that the refusal names.
     keep=$(sed -n 's/.*`\(helm -n kubevirt rollback [^`]*\)`.*/\1/p' "$work/refusal" | head -n 1)
@@ -383,9 +386,17 @@ part_uninstall() {
 
     step 'nothing is left'
     kubectl delete namespace $first --timeout=180s || fail "namespace $first stays: $(kubectl get namespace $first --output yaml)"
+    helm upgrade ferrovirt charts/ferrovirt --namespace kubevirt --reuse-values --set crds.keep=false --timeout 4m
+    kubectl create --filename - <<'END'
+apiVersion: instancetype.kubevirt.io/v1beta1
+kind: VirtualMachineClusterInstancetype
+metadata: {name: kept}
+spec: {cpu: {guest: 1}, memory: {guest: 128Mi}}
+END
     "$CLUSTER" uninstall || fail 'the installation is not removed'
+    within 60 'only the definition that has an object' only_definition virtualmachineclusterinstancetypes.instancetype.kubevirt.io
+    kubectl delete virtualmachineclusterinstancetype kept
     kubectl delete crd --selector kubevirt.io --timeout=120s
-    kubectl delete crd kubevirts.kubevirt.io --timeout=60s
     kubectl delete namespace kubevirt --timeout=120s || fail 'the install namespace stays'
     expect_nothing_terminates
     [ -z "$(kubectl get crds,clusterroles,clusterrolebindings,apiservices,validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies,priorityclasses \

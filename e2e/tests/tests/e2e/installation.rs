@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, repository, skip, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, registry, repository, skip, story, story_alone};
 use http::Request;
 use kube::{
     ResourceExt,
@@ -48,6 +48,50 @@ fn helm_test_boots_a_vmi_and_leaves_nothing() {
         for kind in ["VirtualMachineInstance", "ServiceAccount", "Role", "RoleBinding", "Job"] {
             let left = s.installation_api(kind).get_opt("ferrovirt-test").await?;
             ensure!(left.is_none(), "{kind} ferrovirt-test is left");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn definition_is_deleted_while_ferrovirt_is_installed_only_if_it_says_so() {
+    story("definition-protection", async |s| {
+        let definitions = s.cluster_api("CustomResourceDefinition");
+        let dry = DeleteParams::default().dry_run();
+        for name in ["virtualmachines.kubevirt.io", "kubevirts.kubevirt.io"] {
+            let refusal = definitions.delete(name, &dry).await.err().map(|error| error.to_string()).unwrap_or_default();
+            for part in ["of the cluster", "helm uninstall", &format!("annotate crd {name} {CONFIRM}=true")] {
+                ensure!(refusal.contains(part), "{name}: no {part:?} in {refusal:?}");
+            }
+        }
+        // Nothing else in the tests needs this kind.
+        let name = "plugins.plugin.kubevirt.io";
+        let annotate = async |value: Value| {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {CONFIRM: value}}}));
+            definitions.patch_metadata(name, &PatchParams::default(), &patch).await
+        };
+        annotate(json!("true")).await?;
+        let deleted = definitions.delete(name, &dry).await;
+        annotate(Value::Null).await?;
+        deleted.with_context(|| format!("{name} with {CONFIRM}"))?;
+        Ok(())
+    });
+}
+
+/// Annotation of a definition that may be deleted.
+const CONFIRM: &str = "ferrovirt.io/confirm-deletion";
+
+#[test]
+fn second_installation_is_refused_and_the_first_one_named() {
+    story("second-installation", async |s| {
+        let chart = repository().join("charts/ferrovirt");
+        let chart = chart.to_str().context("the path of the chart is no text")?;
+        for (release, namespace) in [("ferrovirt", s.namespace.as_str()), ("other", "kubevirt")] {
+            let (installed, output) =
+                helm(&["install", release, chart, "--namespace", namespace, "--dry-run=server"]).await?;
+            ensure!(!installed, "{release} in {namespace} would be installed");
+            let wanted = "one per cluster: Ferrovirt is installed in this cluster already, by release ferrovirt in namespace kubevirt";
+            ensure!(output.contains(wanted), "{release} in {namespace}: {output}");
         }
         Ok(())
     });
