@@ -93,8 +93,8 @@ domains: build ## Checks recorded domain XML with the libvirt of the launcher im
 	$(IMAGES) check-domains launcher/src/domain/recorded/*.xml
 
 .PHONY: up
-up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt and starts a VM; KUBERNETES=1.35 selects its version
-	$(CLUSTER) demo $(addprefix --kubernetes ,$(KUBERNETES))
+up: tiny ## Brings a cluster up (or uses that of KUBECONFIG), installs Ferrovirt and starts a VM; NODES=1 or KUBERNETES=1.35 select nodes and version
+	$(CLUSTER) demo $(addprefix --kubernetes ,$(KUBERNETES)) $(if $(filter command environment,$(firstword $(origin NODES))),--nodes $(NODES))
 
 # If it was not built, or cleaned.
 $(CLUSTER):
@@ -146,8 +146,8 @@ unit: ## Runs unit tests
 
 # Version of Kubernetes of the test cluster: 1.35, 1.36 or 1.37.
 KUBERNETES :=
-# Nodes of the test cluster. Stories of migrations need two.
-NODES := 2
+# Nodes of the test cluster. Stories of migrations need two. `make up` has two if the memory suffices, unless NODES is set.
+NODES ?= 2
 # Selected from the workspace: for a single package cargo would rebuild dependencies with fewer features.
 export TESTS := $(CARGO) test --workspace --locked
 export SELECTOR := $(RELEASE)/stories

@@ -7,6 +7,7 @@ use crate::{
     error::{Error, FileContext, Result},
     plan::Plan,
     progress::Progress,
+    storage,
     target::Target,
 };
 
@@ -15,6 +16,20 @@ const NAMESPACE: &str = "ferrovirt-demo";
 /// Name of the VM in `examples/vm-tiny.yaml`.
 const NAME: &str = "tiny";
 const LIMIT: Duration = Duration::from_secs(120);
+/// Memory in KiB that must be available for a second node: the cluster and some small guests need half of it.
+const TWO_NODES: u64 = 4 << 20;
+
+/// Returns the number of nodes of a new cluster: two, between which VMs migrate, where the memory suffices.
+#[must_use]
+pub fn nodes() -> u8 {
+    nodes_with(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+fn nodes_with(meminfo: &str) -> u8 {
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kibibytes = available.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    if kibibytes.is_some_and(|kibibytes| kibibytes >= TWO_NODES) { 2 } else { 1 }
+}
 
 /// Creates the example VM, waits until it runs and prints how to connect to it.
 ///
@@ -22,6 +37,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Fails if the VM does not run in time, with the status of its objects.
 pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
     let kubectl = &target.kubectl;
+    if target.own {
+        storage::provide(plan, kubectl, progress)?;
+    }
     progress.step(format!("creating VM {NAME} in namespace {NAMESPACE}"));
     let namespace =
         format!("{{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {{\"name\": \"{NAMESPACE}\"}}}}");
@@ -88,4 +106,19 @@ fn diagnosis(target: &Target) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_nodes_need_four_gibibytes() {
+        let meminfo = |kibibytes: &str| format!("MemTotal: 99999999 kB\nMemAvailable:  {kibibytes} kB\n");
+        for (text, nodes) in
+            [(meminfo("4194304"), 2), (meminfo("4194303"), 1), (meminfo("much"), 1), (String::new(), 1)]
+        {
+            assert_eq!(nodes_with(&text), nodes, "{text}");
+        }
+    }
 }

@@ -74,8 +74,12 @@ enum Action {
     },
     /// Uninstalls Ferrovirt; fails if anything but CRDs is left
     Uninstall,
-    /// Installs Ferrovirt and runs the example VM
-    Demo,
+    /// Installs Ferrovirt, creates volumes for claims, and runs the example VM
+    Demo {
+        /// Minimum number of nodes of the own cluster; by default two if 4 GiB of memory are available
+        #[arg(long)]
+        nodes: Option<u8>,
+    },
     /// Installs Ferrovirt, runs a command against the cluster, and removes the cluster if it was not up before
     Run {
         /// Minimum number of nodes of the own cluster
@@ -123,8 +127,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::env::current_dir().context("finding the current folder")?;
     let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
     plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates)?;
-    let uses_target =
-        matches!(arguments.action, Action::Install { .. } | Action::Uninstall | Action::Demo | Action::Run { .. });
+    let uses_target = matches!(
+        arguments.action,
+        Action::Install { .. } | Action::Uninstall | Action::Demo { .. } | Action::Run { .. }
+    );
     if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty())
         && uses_target
         && let Some(kubeconfig) = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from))
@@ -188,8 +194,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Install { nodes } => {
             install::install(&plan, &Target::ready(&plan, *nodes, &progress)?, &progress)?;
         }
-        Action::Demo => {
-            let target = Target::ready(&plan, 1, &progress)?;
+        Action::Demo { nodes } => {
+            let target = Target::ready(&plan, nodes.unwrap_or_else(demo::nodes), &progress)?;
             install::install(&plan, &target, &progress)?;
             demo::demo(&plan, &target, &progress)?;
         }

@@ -19,6 +19,8 @@ pub const MAX_INSTANCE: u8 = 9;
 pub const API_PORT: u16 = 6443;
 /// Bridge in each node that connects pods of all nodes on layer 2.
 pub const LAN: &str = "lan0";
+/// Port of this bridge that leads to the other nodes. Network plugins of users may name a bridge `lan`.
+pub const LAN_PORT: &str = "lan0-port";
 /// The namespace of an installation of Ferrovirt.
 pub const INSTALLATION_NAMESPACE: &str = "kubevirt";
 /// The DNS domain of the cluster.

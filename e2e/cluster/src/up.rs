@@ -18,7 +18,7 @@ use crate::{
     host, images,
     kubectl::Kubectl,
     pause,
-    plan::{API_PORT, LAN, MAX_NODES, Node, Plan},
+    plan::{API_PORT, LAN, LAN_PORT, MAX_NODES, Node, Plan},
     progress::Progress,
     render::{self, Init, kubeconfig::kubeconfig},
     variant,
@@ -225,7 +225,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
              link set {link} master br0
              link set {link} up
              route replace {pods} via {address}
-             link add {lan} type veth peer name lan netns {namespace}
+             link add {lan} type veth peer name {LAN_PORT} netns {namespace}
              link set {lan} master {LAN}
              link set {lan} up",
             link = node.link,
@@ -244,8 +244,8 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
              link set eth0 up
              route add default via {control}
              link add {LAN} type bridge
-             link set lan master {LAN}
-             link set lan up
+             link set {LAN_PORT} master {LAN}
+             link set {LAN_PORT} up
              link set {LAN} up",
             address = node.address,
             prefix = plan.node_network().prefix,
