@@ -52,6 +52,37 @@ pub fn missing_paths(root: &Path, document: &Path) -> Result<Vec<String>, Error>
     Ok(links.chain(spans).collect::<BTreeSet<_>>().into_iter().collect())
 }
 
+/// Returns the links of a document to headings that do not exist. [`missing_paths`] reports missing documents.
+///
+/// # Errors
+/// When the document cannot be read.
+pub fn missing_headings(document: &Path) -> Result<Vec<String>, Error> {
+    let text = read(document)?;
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let missing = targets.filter(|target| {
+        let Some((path, anchor)) = target.split_once('#').filter(|(path, _)| !path.contains(':')) else { return false };
+        let linked = if path.is_empty() { document.to_owned() } else { document.with_file_name(path) };
+        linked.extension().is_some_and(|extension| extension == "md")
+            && read(&linked).is_ok_and(|text| !anchors(&text).contains(anchor))
+    });
+    Ok(missing.map(str::to_owned).collect())
+}
+
+/// Returns the anchors that GitHub gives to headings.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let prose = text.split("\n```").step_by(2);
+    let headings = prose.flat_map(|part| part.lines().filter(|line| line.starts_with('#')));
+    let mut found = BTreeSet::new();
+    for heading in headings {
+        let title = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        let anchor: String = title.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+        let again = (1..).map(|number| format!("{anchor}-{number}"));
+        let free = std::iter::once(anchor.clone()).chain(again).find(|name| !found.contains(name));
+        found.extend(free);
+    }
+    found
+}
+
 /// Returns the targets of links to files.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
@@ -244,6 +275,12 @@ mod tests {
         let text = "see [a](b.md#part), [c](https://x.io/d) and `api/src`\n```\n`no/span`\n```\nand `node/server`.";
         assert_eq!(links(text).collect::<Vec<_>>(), ["b.md"]);
         assert_eq!(code_spans(text).collect::<Vec<_>>(), ["api/src", "node/server"]);
+    }
+
+    #[test]
+    fn anchors_are_those_of_github() {
+        let text = "# A `b`, c-d\n```console\n# no heading\n```\n## Again\n### Again\n";
+        assert_eq!(anchors(text).into_iter().collect::<Vec<_>>(), ["a-b-c-d", "again", "again-1"]);
     }
 
     #[test]

@@ -53,7 +53,8 @@ fn paths_that_documents_name_exist() {
     let mut missing = Vec::new();
     for document in documents::documents(&root).unwrap() {
         let paths = documents::missing_paths(&root, &document).unwrap();
-        missing.extend(paths.into_iter().map(|path| format!("{}: {path}", document.display())));
+        let headings = documents::missing_headings(&document).unwrap();
+        missing.extend(paths.into_iter().chain(headings).map(|path| format!("{}: {path}", document.display())));
     }
     assert!(missing.is_empty(), "paths that do not exist:\n{}", missing.join("\n"));
 }
@@ -73,7 +74,7 @@ fn status_rows_that_work_name_stories_of_which_one_is_a_core_story() {
     let stories = lists::tests(&root.join("e2e/tests/tests/e2e")).unwrap();
     let core = std::fs::read_to_string(root.join("e2e/core-stories.txt")).unwrap();
     let core: BTreeSet<&str> = core.lines().filter(|line| !line.starts_with('#')).collect();
-    let rows = documents::status_rows(&std::fs::read_to_string(root.join("README.md")).unwrap());
+    let rows = documents::status_rows(&std::fs::read_to_string(root.join("docs/reference/status.md")).unwrap());
     assert!(rows.len() > 20, "{} rows of the status table", rows.len());
     let mut wrong: Vec<String> = core
         .iter()
@@ -92,7 +93,7 @@ fn status_rows_that_work_name_stories_of_which_one_is_a_core_story() {
             row.stories.iter().filter(is_missing).map(|name| format!("{}: there is no story {name}", row.area)),
         );
     }
-    assert!(wrong.is_empty(), "the status table of README.md:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "docs/reference/status.md:\n{}", wrong.join("\n"));
 }
 
 #[test]
