@@ -1,6 +1,6 @@
 """Executes the commands of the guides: `follow.py [GUIDE...]`, without arguments all. See README.md.
 
-Environment: WORK (folder for files), CHART (packaged chart), EMULATION (options for Helm), SHARED (folder that all nodes have).
+Environment: WORK (folder for files), CHART (packaged chart), EMULATION (options for Helm).
 """
 
 import os
@@ -84,7 +84,8 @@ class Guide:
         self.namespace = f"guide-{name}"
         self.folder = pathlib.Path(os.environ["WORK"]) / name
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "charts").symlink_to(ROOT / "charts")
+        for part in ["charts", "examples"]:
+            (self.folder / part).symlink_to(ROOT / part)
         self.environment = {**os.environ, "ROOT": str(ROOT), "NAMESPACE": self.namespace}
         self.background = []
 

@@ -55,48 +55,6 @@ vm() {
     within 240 runs "$1"
 }
 
-# Creates a volume for a claim: volume CLAIM SIZE [ACCESS]
-volume() {
-    local path=$SHARED/$NAMESPACE-$1
-    mkdir -p "$path"
-    kubectl apply --filename - <<END
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: $NAMESPACE-$1}
-spec:
-  capacity: {storage: $2}
-  accessModes: [${3:-ReadWriteOnce}]
-  persistentVolumeReclaimPolicy: Retain
-  claimRef: {namespace: $NAMESPACE, name: $1}
-  local: {path: $path}
-  nodeAffinity:
-    required:
-      nodeSelectorTerms:
-      - matchExpressions: [{key: kubernetes.io/hostname, operator: Exists}]
-END
-}
-
-# Creates a claim with its volume: claim NAME SIZE [ACCESS]
-claim() {
-    volume "$@"
-    kubectl apply --filename - <<END
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: $1}
-spec:
-  storageClassName: ""
-  accessModes: [${3:-ReadWriteOnce}]
-  resources: {requests: {storage: $2}}
-END
-}
-
-# Writes an empty disk into the volume of a claim: image CLAIM SIZE
-image() {
-    local file=$SHARED/$NAMESPACE-$1/disk.img
-    truncate -s "$2" "$file"
-    chown 107:107 "$file"
-}
-
 # Creates a definition that accepts everything, of a tool that the test cluster does not have: definition GROUP VERSION KIND PLURAL
 definition() {
     kubectl apply --filename - <<END

@@ -14,24 +14,20 @@ fail_more() {
 
 python3 e2e/guides/follow.py --check
 need_no_cluster
-step 'cluster with two nodes'
+step 'the cluster of make up, with two nodes'
 created=yes
-"$CLUSTER" up --nodes 2
+"$CLUSTER" demo --nodes 2
 eval "$("$CLUSTER" env)"
 PATH=$(cd "$(dirname "$CLUSTER")" && pwd):$PATH
 cp "$KUBECONFIG" "$work/kubeconfig"
 KUBECONFIG=$work/kubeconfig
 export KUBECONFIG PATH
-for image in virt-api virt-controller virt-handler virt-launcher guest-tiny guest-debian; do
-    "$CLUSTER" load-image build/images/$image.tar
-done
-number=${FERROVIRT_INSTANCE:-0}
-SHARED=$PWD/build/cluster/shared
-[ "$number" = 0 ] || SHARED=$PWD/build/cluster-$number/shared
+# The guides install anew.
+kubectl delete namespace ferrovirt-demo --timeout=120s
 CHART=$(helm package charts/ferrovirt --app-version devel --destination "$work" | sed 's/.*: //')
 EMULATION='--set kubevirt.configuration.developerConfiguration.useEmulation=true'
 WORK=$work/guides
-export SHARED CHART EMULATION WORK
+export CHART EMULATION WORK
 [ $# = 0 ] || [ "$1" = install ] || set -- install "$@"
 python3 e2e/guides/follow.py "$@" || fail 'a guide does not work as it is written'
 step 'done'

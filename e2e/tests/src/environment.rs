@@ -49,7 +49,7 @@ const OWN_REGISTRY: &str = "ferrovirt.io";
 
 /// Returns the manifest with the images of the registry in use.
 pub(crate) fn with_images(manifest: &str) -> String {
-    ["guests/", "toolbox:"].into_iter().fold(manifest.to_owned(), |text, image| {
+    ["guests/", "toolbox:", "virt-launcher:"].into_iter().fold(manifest.to_owned(), |text, image| {
         text.replace(&format!("{OWN_REGISTRY}/{image}"), &format!("{}/{image}", registry()))
     })
 }
