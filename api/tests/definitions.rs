@@ -59,7 +59,14 @@ const ROWS: [Row; 20] = [
         kind: "VirtualMachine",
         plural: "virtualmachines",
         short_names: &["vm", "vms"],
-        columns: &[AGE, "Status string .status.printableStatus", READY],
+        // Beside those of the reference, with `-o wide`: the run strategy and the need of a restart.
+        columns: &[
+            AGE,
+            "Status string .status.printableStatus",
+            READY,
+            "RunStrategy string .spec.runStrategy 1",
+            "RestartRequired string .status.conditions[?(@.type=='RestartRequired')].status 1",
+        ],
         ..CORE
     },
     Row {

@@ -26,7 +26,9 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
     status = "crate::vm::status::VirtualMachineStatus",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Status","type":"string","description":"Human Readable Status","jsonPath":".status.printableStatus"}"#,
-    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#,
+    printcolumn = r#"{"name":"RunStrategy","type":"string","jsonPath":".spec.runStrategy","priority":1}"#,
+    printcolumn = r#"{"name":"RestartRequired","type":"string","jsonPath":".status.conditions[?(@.type=='RestartRequired')].status","priority":1}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSpec {
