@@ -59,9 +59,12 @@ PROGRAMS := --workspace $(addprefix --exclude ferrovirt-,fuzz layout e2e-tests s
 BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster stories images \
 	hanging-mount hostile-launcher
 # `cluster deps` installs further dependencies (e2e/cluster/src/deps.rs lists them with their purposes).
+# `kubectl virt version` prints the commit. No other program contains it: it would be compiled again with each commit.
+COMMIT = $(if $(wildcard .git),FERROVIRT_GIT_COMMIT=$(shell git rev-parse --verify HEAD) \
+	FERROVIRT_GIT_TREE_STATE=$(if $(shell git status --porcelain),dirty,clean))
 .PHONY: build
 build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
-	$(CARGO) build --release --locked $(PROGRAMS) $(addprefix --bin ,$(BINARIES))
+	$(COMMIT) $(CARGO) build --release --locked $(PROGRAMS) $(addprefix --bin ,$(BINARIES))
 	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images
 	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps

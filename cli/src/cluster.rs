@@ -19,6 +19,7 @@ pub(crate) const VERBOSITY_COMMAND_OUTPUT: u8 = 4;
 
 /// Connection flags that kubectl defines and plugins are expected to accept.
 #[derive(Args, Default)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct ClusterOptions {
     /// Path to the kubeconfig file to use
     #[arg(long, global = true, value_name = "FILE")]

@@ -15,6 +15,7 @@ mod completion;
 mod console;
 mod drain;
 mod evacuation;
+mod examples;
 mod expose;
 mod forward;
 mod graph;
@@ -28,6 +29,7 @@ mod option_value;
 mod proxy;
 mod relay;
 mod resize;
+mod running;
 mod ssh;
 mod state;
 mod subresource;
@@ -35,8 +37,10 @@ mod support_bundle;
 mod target;
 mod terminal;
 mod usb;
+mod version;
 mod vnc;
 mod volumes;
+mod wait;
 
 use std::{ffi::OsString, io::Write, path::PathBuf};
 
@@ -189,11 +193,7 @@ enum Command {
     /// Collect what a bug report needs in an archive, without secrets
     SupportBundle(support_bundle::Options),
     /// Print the versions of the client and of the server
-    Version {
-        /// Print only the version of the client
-        #[arg(long, short)]
-        client: bool,
-    },
+    Version(version::VersionOptions),
     /// Print a completion script for a shell
     Completion {
         /// The shell
@@ -217,8 +217,16 @@ const VIRTCTL_ONLY: [(&str, &str); 8] = [
     ("adm", "log levels are set in spec.configuration.developerConfiguration.logVerbosity of the KubeVirt object"),
     ("create", "write the manifest; `kubectl explain vm.spec` documents it"),
     ("credentials", "access credentials are part of the VM's manifest"),
-    ("guestfs", "use virtctl, which starts a pod with libguestfs"),
-    ("image-upload", "use virtctl, which sends images to CDI"),
+    (
+        "guestfs",
+        "Ferrovirt has no image with libguestfs. `virtctl guestfs --image` takes one of yours, and the value \
+         image.overrides.libguestfs-tools of the chart makes it the default",
+    ),
+    (
+        "image-upload",
+        "Ferrovirt does not import images. Without CDI in the cluster `virtctl image-upload` fails as well: write a raw image to \
+         disk.img in a claim, or to a block device, with a pod that mounts it (docs/guides/storage.md)",
+    ),
     ("permitted-devices", "they are listed in spec.configuration.permittedHostDevices of the KubeVirt object"),
     ("template", "templates are not available yet"),
     ("vmexport", "exports are not available yet"),
@@ -244,7 +252,7 @@ fn with_values(command: clap::Command) -> clap::Command {
 
 /// Builds the definition of the command line.
 fn definition() -> clap::Command {
-    with_values(Cli::command())
+    with_values(examples::with_examples(Cli::command()))
 }
 
 /// Parses a command line. The first word is the name of the program.
@@ -314,8 +322,9 @@ async fn execute(cli: Cli) -> Result<(), Error> {
             clap_complete::generate(shell, &mut definition(), "kubectl-virt", &mut script);
             print(format_args!("{}", String::from_utf8_lossy(&script)))
         }
-        Command::Version { client: true } => {
-            say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))
+        Command::Version(options) => {
+            let connection = if options.client { None } else { Some(Connection::open(&cli.cluster).await) };
+            version::run(connection, &options).await
         }
         command => {
             let connection = Connection::open(&cli.cluster).await?;
@@ -348,8 +357,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Expand(options) => guest::expand(&connection, &options).await,
                 Command::ObjectGraph(options) => graph::run(&connection, &options).await,
                 Command::SupportBundle(options) => support_bundle::run(&connection, &options).await,
-                Command::Version { .. } => lifecycle::version(&connection).await,
-                Command::Completion { .. } => Ok(()),
+                Command::Version(_) | Command::Completion { .. } => Ok(()),
             }
         }
     }

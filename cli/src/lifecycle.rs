@@ -1,10 +1,15 @@
-//! `start`, `stop`, `restart`, `pause`, `unpause`, `version`: commands of one request each.
+//! `start`, `stop`, `restart`, `pause`, `unpause`: commands of one request each.
 
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use crate::{Connection, Error, Kind, object_name, state::with_start};
+use crate::{
+    Connection, Error, Kind, object_name,
+    running::{self, Goal},
+    state::with_start,
+    wait::WaitOptions,
+};
 
 /// Options of `start`.
 #[derive(Args)]
@@ -15,6 +20,8 @@ pub(crate) struct StartOptions {
     /// Start the VM paused
     #[arg(long)]
     paused: bool,
+    #[command(flatten)]
+    waiting: WaitOptions,
     /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
@@ -32,6 +39,8 @@ pub(crate) struct StopOptions {
     /// Stop by force; needs --grace-period
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    waiting: WaitOptions,
     /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
@@ -49,6 +58,8 @@ pub(crate) struct RestartOptions {
     /// Restart by force, without waiting for the guest; needs --grace-period=0
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    waiting: WaitOptions,
     /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
@@ -102,7 +113,25 @@ pub(crate) async fn act_on_vm(
 
 pub(crate) async fn start(connection: &Connection, options: &StartOptions) -> Result<(), Error> {
     let body = body(&[("paused", options.paused.then_some(Value::Bool(true)))], options.dry_run);
-    act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
+    let action = act_on_vm(connection, &options.vm, "start", body, options.dry_run);
+    completed(connection, &options.vm, Goal::Running, &options.waiting, action).await
+}
+
+/// Carries out an action on a VM, and waits until it has its goal if the user asked for this.
+async fn completed(
+    connection: &Connection,
+    vm: &str,
+    goal: Goal,
+    options: &WaitOptions,
+    action: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    if !options.wait {
+        return action.await;
+    }
+    let name = object_name(vm)?;
+    let before = running::uid(connection, name).await?;
+    action.await?;
+    running::reach(connection, name, goal, before.as_deref(), options.timeout).await
 }
 
 impl StopOptions {
@@ -130,13 +159,15 @@ impl RestartOptions {
 pub(crate) async fn stop(connection: &Connection, options: &StopOptions) -> Result<(), Error> {
     options.check()?;
     let body = body(&[("gracePeriod", options.grace_period.map(|s| json!(s)))], options.dry_run);
-    act_on_vm(connection, &options.vm, "stop", body, options.dry_run).await
+    let action = act_on_vm(connection, &options.vm, "stop", body, options.dry_run);
+    completed(connection, &options.vm, Goal::Stopped, &options.waiting, action).await
 }
 
 pub(crate) async fn restart(connection: &Connection, options: &RestartOptions) -> Result<(), Error> {
     options.check()?;
     let body = body(&[("gracePeriodSeconds", options.grace_period.map(|s| json!(s)))], options.dry_run);
-    let done = act_on_vm(connection, &options.vm, "restart", body, options.dry_run).await;
+    let action = act_on_vm(connection, &options.vm, "restart", body, options.dry_run);
+    let done = completed(connection, &options.vm, Goal::Running, &options.waiting, action).await;
     done.map_err(|error| with_start(object_name(&options.vm).unwrap_or_default(), error))
 }
 
@@ -200,15 +231,6 @@ pub(crate) async fn pause(connection: &Connection, options: &PauseOptions, actio
     Ok(())
 }
 
-pub(crate) async fn version(connection: &Connection) -> Result<(), Error> {
-    say!("Client Version: v{}", env!("CARGO_PKG_VERSION"))?;
-    let answer = connection.call(Method::GET, "/apis/subresources.kubevirt.io/v1/version", Vec::new()).await?;
-    let version: Value =
-        serde_json::from_slice(&answer).map_err(|e| Error::Transport(format!("unreadable version document: {e}")))?;
-    say!("Server Version: {}", version["gitVersion"].as_str().unwrap_or("unknown"))?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,6 +279,26 @@ mod tests {
                 _ => panic!("another command: {words:?}"),
             };
             assert_eq!(checked.is_ok(), taken, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn actions_on_vms_can_wait() {
+        for (words, expected) in [
+            (&["start", "a"][..], Some((false, 300))),
+            (&["start", "a", "--wait", "--timeout=0"], Some((true, 0))),
+            (&["stop", "a", "--wait"], Some((true, 300))),
+            (&["restart", "a", "--wait", "--timeout=60"], Some((true, 60))),
+            (&["start", "a", "--timeout=60"], None),
+            (&["stop", "a", "--wait", "--dry-run"], None),
+        ] {
+            let waiting = match read(words) {
+                Some(Command::Start(options)) => Some(options.waiting),
+                Some(Command::Stop(options)) => Some(options.waiting),
+                Some(Command::Restart(options)) => Some(options.waiting),
+                _ => None,
+            };
+            assert_eq!(waiting.map(|waiting| (waiting.wait, waiting.timeout)), expected, "{words:?}");
         }
     }
 

@@ -1,22 +1,17 @@
 //! `migrate`: moves a running virtual machine to another node, and follows its migration.
 
-use std::time::Duration;
-
 use clap::Args;
-use http::Method;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
-use tokio::time::Instant;
 
 use crate::{
     Connection, Error,
     lifecycle::{act_on_vm, body, labels},
     migrations::{self, Migration},
     object_name,
+    wait::{self, Progress},
 };
 
-/// Pause between looks at the objects.
-const POLL: Duration = Duration::from_millis(500);
 /// Prefix of the names of migrations that users request.
 const NAME_PREFIX: &str = "kubevirt-migrate-vm-";
 
@@ -70,25 +65,13 @@ async fn of_vm(connection: &Connection, vm: &str) -> Result<Vec<Identity>, Error
     Ok(of_vm.map(|found| Identity { name: found.name().to_owned(), uid: found.uid().to_owned() }).collect())
 }
 
-/// State of the followed migration.
-#[derive(Debug, PartialEq, Eq)]
-enum State {
-    /// The guest runs on another node.
-    Moved(String),
-    /// The migration has ended, for this reason, and the guest runs where it was.
-    Failed(String),
-    /// The migration has not ended.
-    UnderWay(String),
-}
-
 /// Prints the progress of a migration until it has ended.
 async fn follow(connection: &Connection, vm: &str, created: &Identity, timeout: u64) -> Result<(), Error> {
     let namespace = &connection.namespace;
     let migration_path = format!("{}/{}", migrations::path(Some(namespace)), created.name);
-    let vmi_path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{vm}");
-    let end = (timeout > 0).then(|| Instant::now() + Duration::from_secs(timeout));
-    let mut shown = String::new();
-    loop {
+    let vmi_path = connection.object_path("virtualmachineinstances", vm);
+    let late = |shown: &str| format!("the migration of VM {vm} has not ended within {timeout} s and goes on: {shown}");
+    wait::follow(timeout, late, async || {
         let found = readable(connection, &migration_path).await?;
         let migration = found.map(Migration).filter(|found| found.uid() == created.uid);
         let vmi = readable(connection, &vmi_path).await?;
@@ -98,52 +81,40 @@ async fn follow(connection: &Connection, vm: &str, created: &Identity, timeout: 
             }
             _ => None,
         };
-        match state(migration.as_ref(), vmi.as_ref(), &created.uid, reason) {
-            State::Moved(text) => return say!("VM {vm} {text}"),
-            State::Failed(reason) => {
-                return Err(Error::Usage(format!("the migration of VM {vm} failed: {reason}")));
-            }
-            State::UnderWay(text) if text != shown => {
-                say!("{text}")?;
-                shown = text;
-            }
-            State::UnderWay(_) => {}
-        }
-        if end.is_some_and(|end| Instant::now() >= end) {
-            return Err(Error::Usage(format!(
-                "the migration of VM {vm} has not ended within {timeout} s and goes on: {shown}"
-            )));
-        }
-        tokio::time::sleep(POLL).await;
-    }
+        Ok(match progress(migration.as_ref(), vmi.as_ref(), &created.uid, reason) {
+            Progress::Done(text) => Progress::Done(format!("VM {vm} {text}")),
+            Progress::Failed(reason) => Progress::Failed(format!("the migration of VM {vm} failed: {reason}")),
+            waiting => waiting,
+        })
+    })
+    .await
 }
 
 /// Reads an object; `None` if it does not exist or the user may not read it.
 async fn readable(connection: &Connection, path: &str) -> Result<Option<Value>, Error> {
-    match connection.call(Method::GET, path, Vec::new()).await {
-        Ok(answer) => Ok(Some(crate::guest::read(&answer)?)),
-        Err(Error::Refused { code: 403 | 404, .. }) => Ok(None),
-        Err(error) => Err(error),
+    match connection.find(path).await {
+        Err(Error::Refused { code: 403, .. }) => Ok(None),
+        found => found,
     }
 }
 
-/// Returns the state of the migration `uid`, of which the VMI knows more while it runs, and alone after it was deleted.
-fn state(migration: Option<&Migration>, vmi: Option<&Value>, uid: &str, waiting_pod: Option<String>) -> State {
+/// Returns the progress of the migration `uid`, of which the VMI knows more while it runs, and alone after it was deleted.
+fn progress(migration: Option<&Migration>, vmi: Option<&Value>, uid: &str, waiting_pod: Option<String>) -> Progress {
     let in_vmi = vmi.map(|vmi| &vmi["status"]["migrationState"]).filter(|state| state["migrationUid"] == uid);
     let Some(migration) = migration else {
         return match in_vmi {
-            Some(state) if state["completed"] == true && state["failed"] != true => State::Moved(moved(state)),
-            Some(state) if state["failed"] == true => State::Failed(migrations::failure(state)),
-            _ => State::Failed("it was deleted".to_owned()),
+            Some(state) if state["completed"] == true && state["failed"] != true => Progress::Done(moved(state)),
+            Some(state) if state["failed"] == true => Progress::Failed(migrations::failure(state)),
+            _ => Progress::Failed("it was deleted".to_owned()),
         };
     };
     let own = Some(&migration.0["status"]["migrationState"]).filter(|state| !state.is_null());
     let none = Value::Null;
     let known = own.or(in_vmi).unwrap_or(&none);
     match migration.phase() {
-        "Succeeded" => State::Moved(moved(known)),
-        "Failed" => State::Failed(migrations::failure(known)),
-        phase => State::UnderWay(match migration.detail(vmi, waiting_pod) {
+        "Succeeded" => Progress::Done(moved(known)),
+        "Failed" => Progress::Failed(migrations::failure(known)),
+        phase => Progress::Waiting(match migration.detail(vmi, waiting_pod) {
             Some(detail) => format!("{phase}: {detail}"),
             None => phase.to_owned(),
         }),
@@ -166,9 +137,9 @@ mod tests {
     use super::*;
     use crate::{Command, parse};
 
-    fn shown(status: Option<Value>, vmi: Option<Value>) -> State {
+    fn shown(status: Option<Value>, vmi: Option<Value>) -> Progress {
         let migration = status.map(|status| Migration(json!({"metadata": {"uid": "u"}, "status": status})));
-        state(migration.as_ref(), vmi.as_ref(), "u", None)
+        progress(migration.as_ref(), vmi.as_ref(), "u", None)
     }
 
     fn vmi(state: Value) -> Option<Value> {
@@ -181,13 +152,13 @@ mod tests {
 
     #[test]
     fn state_is_read_from_both_objects() {
-        let failed = |reason: &str| State::Failed(reason.to_owned());
-        let goes = |text: &str| State::UnderWay(text.to_owned());
+        let failed = |reason: &str| Progress::Failed(reason.to_owned());
+        let goes = |text: &str| Progress::Waiting(text.to_owned());
         let done = json!({
             "migrationUid": "u", "completed": true, "sourceNode": "n1", "targetNode": "n2",
             "startTimestamp": "2026-01-01T00:00:00Z", "endTimestamp": "2026-01-01T00:00:07Z",
         });
-        let moved = || State::Moved("was migrated from node n1 to node n2 within 7 s".to_owned());
+        let moved = || Progress::Done("was migrated from node n1 to node n2 within 7 s".to_owned());
         let aborted = json!({"migrationUid": "u", "completed": true, "failed": true, "failureReason": "it broke"});
         let other = json!({"migrationUid": "other", "completed": true});
         for (status, vmi, expected) in [

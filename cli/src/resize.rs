@@ -1,19 +1,22 @@
 //! `set`: sockets and memory of a virtual machine, which its running guest follows.
 
-use std::time::Duration;
-
 use clap::{Args, Subcommand};
 use http::Method;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use crate::{Connection, Error, object_name};
+use crate::{
+    Connection, Error,
+    guest::read,
+    object_name,
+    state::find,
+    wait::{self, WaitOptions},
+};
 
-/// Pause between looks at the objects.
-const POLL: Duration = Duration::from_millis(500);
 /// Reasons for which the guest does not follow, unless its node changes or the request is taken back.
 const GIVEN_UP: [&str; 2] = ["PodResizeInfeasible", "PodResizeRefused"];
 
+/// Beginning of the text about a size that the guest has not taken yet.
+const OFFERED: &str = "the size is offered";
 /// Likely causes of a size that the guest does not take.
 const NOT_TAKEN: &str = "; offered, not taken by the guest: it may lack the driver virtio_mem, use the memory that it has to \
                          give back, or be slow under software emulation";
@@ -58,12 +61,8 @@ pub(crate) struct MemoryOptions {
 /// Options of both.
 #[derive(Args)]
 struct CommonOptions {
-    /// Wait until the running guest has the size, and print the progress
-    #[arg(long)]
-    wait: bool,
-    /// Longest wait in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
-    timeout: u64,
+    #[command(flatten)]
+    waiting: WaitOptions,
     /// Check the request without changing anything
     #[arg(long)]
     dry_run: bool,
@@ -105,8 +104,7 @@ pub(crate) async fn set(connection: &Connection, command: &SetCommand) -> Result
         SetCommand::Cpu(options) => (object_name(&options.vm)?, Target::cpu(options.sockets), &options.common),
         SetCommand::Memory(options) => (object_name(&options.vm)?, Target::memory(&options.guest)?, &options.common),
     };
-    let namespace = &connection.namespace;
-    let vm_path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachines/{vm}");
+    let vm_path = connection.object_path("virtualmachines", vm);
     let query = if common.dry_run { "?dryRun=All" } else { "" };
     let body = json!({"spec": {"template": {"spec": {"domain": target.patch}}}}).to_string().into_bytes();
     let patched = match connection.patch(&format!("{vm_path}{query}"), body).await {
@@ -120,64 +118,65 @@ pub(crate) async fn set(connection: &Connection, command: &SetCommand) -> Result
     if common.dry_run {
         return say!("VM {vm} can get the size (dry run)");
     }
+    let vmi_path = connection.object_path("virtualmachineinstances", vm);
+    if !common.waiting.wait {
+        // The VM is changed, even if the user may not read its VMI.
+        let vmi = connection.find(&vmi_path).await;
+        return say!("VM {vm} was changed: {}", outlook(vm, vmi.as_ref().map(Option::as_ref)));
+    }
     say!("VM {vm} was changed")?;
-    if !common.wait {
-        return Ok(());
-    }
-    let generation = parse(&patched)?["metadata"]["generation"].as_i64();
-    let vmi_path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{vm}");
-    let end = Instant::now() + Duration::from_secs(common.timeout);
-    let mut shown = String::new();
-    loop {
-        let vm_object = parse(&connection.call(Method::GET, &vm_path, Vec::new()).await?)?;
-        let vmi = match connection.call(Method::GET, &vmi_path, Vec::new()).await {
-            Ok(answer) => Some(parse(&answer)?),
-            Err(Error::Refused { code: 404, .. }) => None,
-            Err(error) => return Err(error),
-        };
-        let progress = progress(&target, generation, &vm_object, vmi.as_ref());
-        let is_offered = matches!(progress, Progress::Offered(_));
-        match progress {
-            Progress::Done if target.taken.is_some() => return say!("the guest of VM {vm} has the size"),
-            Progress::Done => {
-                return say!("the guest of VM {vm} is offered the size; check in the guest that it uses it");
+    let generation = read(&patched)?["metadata"]["generation"].as_i64();
+    let timeout = common.waiting.timeout;
+    let late = |shown: &str| {
+        let cause = if shown.starts_with(OFFERED) { NOT_TAKEN } else { "" };
+        format!("the guest of VM {vm} has not got the size within {timeout} s: {shown}{cause}")
+    };
+    wait::follow(timeout, late, async || {
+        let vm_object = read(&connection.call(Method::GET, &vm_path, Vec::new()).await?)?;
+        let vmi = connection.find(&vmi_path).await?;
+        Ok(progress(&target, generation, &vm_object, vmi.as_ref()).of_vm(vm, target.taken.is_some()))
+    })
+    .await
+}
+
+impl Progress {
+    /// Describes the progress to the user. With `is_known`, the status of the VMI has the size that the guest has taken.
+    fn of_vm(self, vm: &str, is_known: bool) -> wait::Progress {
+        match self {
+            Self::Done if is_known => wait::Progress::Done(format!("the guest of VM {vm} has the size")),
+            Self::Done => {
+                let text = format!("the guest of VM {vm} is offered the size; check in the guest that it uses it");
+                wait::Progress::Done(text)
             }
-            Progress::NextStart => return say!("VM {vm} does not run: its next start has the size"),
-            Progress::Failed(reason) => {
-                return Err(Error::Usage(format!("the guest of VM {vm} keeps its size: {reason}")));
-            }
-            Progress::Waiting(text) | Progress::Offered(text) => {
-                let text = if is_offered { format!("the size is offered, the guest has {text}") } else { text };
-                if text != shown {
-                    say!("{text}")?;
-                    shown = text;
-                }
-            }
+            Self::NextStart => wait::Progress::Done(format!("VM {vm} does not run: its next start has the size")),
+            Self::Failed(reason) => wait::Progress::Failed(format!("the guest of VM {vm} keeps its size: {reason}")),
+            Self::Offered(present) => wait::Progress::Waiting(format!("{OFFERED}, the guest has {present}")),
+            Self::Waiting(text) => wait::Progress::Waiting(text),
         }
-        if Instant::now() >= end {
-            let seconds = common.timeout;
-            let cause = if is_offered { NOT_TAKEN } else { "" };
-            let message = format!("the guest of VM {vm} has not got the size within {seconds} s: {shown}{cause}");
-            return Err(Error::Usage(message));
-        }
-        tokio::time::sleep(POLL).await;
     }
+}
+
+/// Says when the guest of a VM that was changed has the size.
+fn outlook(vm: &str, vmi: Result<Option<&Value>, &Error>) -> String {
+    match vmi {
+        Ok(vmi) if vmi.is_none_or(is_final) => "it does not run, its next start has the size".to_owned(),
+        _ => format!(
+            "its running guest follows, unless the condition RestartRequired of the VM says why not (kubectl describe \
+             vm {vm}); --wait waits for it"
+        ),
+    }
+}
+
+/// Returns true if the guest of a VMI has ended.
+fn is_final(vmi: &Value) -> bool {
+    matches!(vmi["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
 }
 
 /// Describes a refusal for too many sockets, which the API server reports once per rule and without the maximum.
 fn above_maximum(name: &str, sockets: i64, vm: &[u8]) -> Option<String> {
     let field = "spec.template.spec.domain.cpu.maxSockets";
-    let most = parse(vm).ok()?.pointer(&format!("/{}", field.replace('.', "/")))?.as_i64()?;
+    let most = read(vm).ok()?.pointer(&format!("/{}", field.replace('.', "/")))?.as_i64()?;
     Some(format!("VM {name} cannot have {sockets} sockets: its maximum is {most} ({field})"))
-}
-
-fn parse(answer: &[u8]) -> Result<Value, Error> {
-    serde_json::from_slice(answer).map_err(|error| Error::Transport(error.to_string()))
-}
-
-/// Returns the condition of an object.
-fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
 }
 
 fn text<'a>(condition: &'a Value, field: &str) -> &'a str {
@@ -241,19 +240,18 @@ fn bytes(amount: &str) -> Option<i64> {
 
 /// Decides how far the change is, from the VM and its VMI.
 fn progress(target: &Target, generation: Option<i64>, vm: &Value, vmi: Option<&Value>) -> Progress {
-    let is_final = |vmi: &Value| matches!(vmi["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
     let Some(vmi) = vmi.filter(|vmi| !is_final(vmi)) else { return Progress::NextStart };
     // The status of an older generation says nothing about this change.
     let is_seen = vm["status"]["desiredGeneration"].as_i64() >= generation;
-    if is_seen && let Some(restart) = condition(vm, "RestartRequired").filter(|restart| restart["status"] == "True") {
+    if is_seen && let Some(restart) = find(vm, "RestartRequired").filter(|restart| restart["status"] == "True") {
         return Progress::Failed(format!("a restart is required: {}", text(restart, "message")));
     }
     if !target.is_in(vmi, target.spec) {
-        let failure = condition(vm, "Failure").filter(|failure| is_seen && failure["status"] == "True");
+        let failure = find(vm, "Failure").filter(|failure| is_seen && failure["status"] == "True");
         let waits = failure.map_or("the VM's controller", |failure| text(failure, "message"));
         return Progress::Waiting(format!("waiting for {waits}"));
     }
-    let change = condition(vmi, target.condition);
+    let change = find(vmi, target.condition);
     if target.is_in(vmi, target.status) {
         // A change that was taken back leaves its reason until the pod has followed.
         let is_settled = change.is_none_or(|change| text(change, "reason").is_empty());
@@ -347,6 +345,23 @@ mod tests {
         ] {
             let target = Target::memory("2Gi").unwrap();
             assert_eq!(progress(&target, Some(3), &vm, Some(&vmi(memory.clone()))), expected, "{memory}");
+        }
+    }
+
+    #[test]
+    fn change_without_a_wait_says_when_the_guest_has_the_size() {
+        let vmi = |phase: &str| json!({"status": {"phase": phase}});
+        let forbidden = Error::Refused { code: 403, message: "forbidden".to_owned() };
+        let later = "it does not run, its next start has the size";
+        let follows = "its running guest follows, unless the condition RestartRequired of the VM says why not (kubectl describe \
+                       vm m); --wait waits for it";
+        for (vmi, expected) in [
+            (Ok(None), later),
+            (Ok(Some(&vmi("Failed"))), later),
+            (Ok(Some(&vmi("Running"))), follows),
+            (Err(&forbidden), follows),
+        ] {
+            assert_eq!(outlook("m", vmi), expected, "{vmi:?}");
         }
     }
 

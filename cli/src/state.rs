@@ -6,19 +6,46 @@ use serde_json::Value;
 use crate::{Connection, Error, Kind, subresource::Stream, target::Target};
 
 /// Returns true if a refusal may be due to a VM that does not run.
-fn may_be_stopped(error: &Error) -> bool {
+fn may_be_stopped(name: &str, error: &Error) -> bool {
     match error {
         Error::Refused { code: 404, .. } => true,
-        Error::Refused { code: 400 | 409, message } => message.contains("not running"),
+        // Screenshots fail with 500 for each of these reasons.
+        Error::Refused { code: 400 | 409 | 500, message } => {
+            message.contains("not running") || is_missing_vmi(name, error)
+        }
         _ => false,
     }
 }
 
-/// Describes a VM whose VMI is missing or has ended. Returns `None` for a VM that runs.
-fn describe(name: &str, vm: &Value) -> Option<String> {
+/// Returns true if the refusal says that the VMI does not exist.
+fn is_missing_vmi(name: &str, error: &Error) -> bool {
+    matches!(error, Error::Refused { message, .. } if message.contains(&format!("{name:?} not found")))
+}
+
+/// Returns the condition of an object.
+pub(crate) fn find<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
+}
+
+/// Returns the run strategy of a VM.
+pub(crate) fn strategy(vm: &Value) -> &str {
+    match (&vm["spec"]["running"], vm["spec"]["runStrategy"].as_str()) {
+        (Value::Bool(true), _) => "Always",
+        (_, Some(strategy)) => strategy,
+        _ => "Halted",
+    }
+}
+
+/// Describes a VM whose VMI is missing or has ended. Returns `None` for a VM that runs. The status of a VM follows its VMI
+/// late: a VM without a VMI does not run.
+fn describe(name: &str, vm: &Value, is_missing: bool) -> Option<String> {
     let state = vm["status"]["printableStatus"].as_str().unwrap_or_default();
+    let is_late = is_missing && matches!(state, "Running" | "Paused" | "Migrating" | "Stopping");
     match state {
-        "Stopped" => Some(format!("VM {name} is stopped; start it with: kubectl virt start {name}")),
+        _ if state == "Stopped" || (is_late && strategy(vm) == "Halted") => {
+            Some(format!("VM {name} is stopped; start it with: kubectl virt start {name}"))
+        }
+        _ if is_late => Some(format!("VM {name} has no VMI at the moment; see: kubectl describe vm {name}")),
         "Running" | "Paused" | "Migrating" => None,
         "" => Some(format!("VM {name} has no VMI yet; see: kubectl describe vm {name}")),
         _ => Some(format!("VM {name} is not running: its state is {state}; see: kubectl describe vm {name}")),
@@ -50,7 +77,7 @@ impl Connection {
     /// not read.
     pub(crate) async fn ensure_vmi(&self, target: &Target) -> Result<(), Error> {
         let name = &target.name;
-        let path = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/{name}", self.namespace);
+        let path = self.object_path("virtualmachineinstances", name);
         match check_vmi(name, self.call(Method::GET, &path, Vec::new()).await.as_deref()) {
             Some(error) => Err(self.explain(name, target.kind == Kind::Vm, error).await),
             None => Ok(()),
@@ -59,10 +86,10 @@ impl Connection {
 
     /// Replaces a refusal that a VM which does not run may have caused. With `of_vm`, the user named a VM.
     pub(crate) async fn explain(&self, name: &str, of_vm: bool, error: Error) -> Error {
-        if !may_be_stopped(&error) {
+        if !may_be_stopped(name, &error) {
             return error;
         }
-        let path = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachines/{name}", self.namespace);
+        let path = self.object_path("virtualmachines", name);
         match self.call(Method::GET, &path, Vec::new()).await {
             Ok(answer) => explained(name, &answer, error),
             Err(missing @ Error::Refused { code: 404, .. }) if of_vm => missing,
@@ -87,7 +114,8 @@ fn check_vmi(name: &str, answer: Result<&[u8], &Error>) -> Option<Error> {
 
 /// Replaces a refusal by the state of the VM.
 fn explained(name: &str, vm: &[u8], error: Error) -> Error {
-    let state = serde_json::from_slice(vm).ok().and_then(|vm| describe(name, &vm));
+    let is_missing = is_missing_vmi(name, &error);
+    let state = serde_json::from_slice(vm).ok().and_then(|vm| describe(name, &vm, is_missing));
     match (error, state) {
         (Error::Refused { code, .. }, Some(message)) => Error::Refused { code, message },
         (error, _) => error,
@@ -119,6 +147,34 @@ mod tests {
     }
 
     #[test]
+    fn late_status_of_a_vm_does_not_hide_that_its_vmi_is_gone() {
+        let stopped = "VM m is stopped; start it with: kubectl virt start m";
+        let missing = "virtualmachineinstance.kubevirt.io \"m\" not found";
+        for (strategy, state, refusal, expected) in [
+            ("Halted", "Running", missing, stopped),
+            ("Halted", "Stopping", missing, stopped),
+            ("Manual", "Running", missing, "VM m has no VMI at the moment; see: kubectl describe vm m"),
+            ("Halted", "Running", "the server could not find it", "the server could not find it"),
+        ] {
+            let vm = json!({"spec": {"runStrategy": strategy}, "status": {"printableStatus": state}}).to_string();
+            let said = explained("m", vm.as_bytes(), refused(404, refusal)).to_string();
+            assert_eq!(said, expected, "{strategy} {state} {refusal}");
+        }
+    }
+
+    #[test]
+    fn strategy_is_read_from_both_fields() {
+        for (spec, expected) in [
+            (json!({"runStrategy": "Manual"}), "Manual"),
+            (json!({"running": true}), "Always"),
+            (json!({"running": false}), "Halted"),
+            (json!({}), "Halted"),
+        ] {
+            assert_eq!(strategy(&json!({"spec": spec})), expected, "{spec}");
+        }
+    }
+
+    #[test]
     fn ports_are_forwarded_only_to_vmis_that_have_not_ended() {
         let vmi = |phase: &str| json!({"status": {"phase": phase}}).to_string().into_bytes();
         for (answer, expected) in [
@@ -139,11 +195,15 @@ mod tests {
             (refused(404, "not found"), true),
             (refused(409, "Operation cannot be fulfilled: VMI is not running"), true),
             (refused(400, "VMI is not running"), true),
+            (refused(500, "GetScreenshot failed: domain is not running"), true),
+            (refused(500, "virtualmachineinstance.kubevirt.io \"m\" not found"), true),
+            (refused(500, "virtualmachineinstance.kubevirt.io \"other\" not found"), false),
+            (refused(500, "no answer of virt-handler"), false),
             (refused(409, "VMI is paused"), false),
             (refused(403, "VMI is not running"), false),
             (Error::Transport("no route: not running".to_owned()), false),
         ] {
-            assert_eq!(may_be_stopped(&error), expected, "{error}");
+            assert_eq!(may_be_stopped("m", &error), expected, "{error}");
         }
     }
 

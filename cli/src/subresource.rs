@@ -36,6 +36,20 @@ impl Connection {
         format!("{API}/namespaces/{}/{resource}/{name}/{subresource}", self.namespace)
     }
 
+    /// Returns the path of an object of the group `kubevirt.io` in the connection's namespace.
+    pub(crate) fn object_path(&self, resource: &str, name: &str) -> String {
+        format!("/apis/kubevirt.io/v1/namespaces/{}/{resource}/{name}", self.namespace)
+    }
+
+    /// Reads an object; `None` if it does not exist.
+    pub(crate) async fn find(&self, path: &str) -> Result<Option<serde_json::Value>, Error> {
+        match self.call(Method::GET, path, Vec::new()).await {
+            Ok(answer) => crate::guest::read(&answer).map(Some),
+            Err(Error::Refused { code: 404, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Returns the path of another resource in the connection's namespace.
     pub(crate) fn namespaced(&self, resource: &str) -> String {
         format!("{API}/namespaces/{}/{resource}", self.namespace)

@@ -44,6 +44,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Idle time after which a local sender of datagrams is forgotten.
 const DATAGRAM_IDLE: Duration = Duration::from_secs(60);
 
+/// Causes of errors about a guest that boots or has no program on the port.
+const UNANSWERED: [&str; 3] = ["No route to host", "Connection refused", "timed out"];
+
 /// Options of `port-forward`.
 #[derive(Args)]
 pub(crate) struct ForwardOptions {
@@ -109,6 +112,7 @@ impl Port {
 struct Remote {
     connection: Arc<Connection>,
     target: Target,
+    port: u16,
     path: String,
 }
 
@@ -127,6 +131,25 @@ impl Remote {
     }
 }
 
+/// Adds the likely cause to the error of a guest that does not answer.
+fn with_hint(error: Error, port: u16) -> Error {
+    let hinted = |message: String| {
+        if !UNANSWERED.iter().any(|cause| message.contains(cause)) {
+            return message;
+        }
+        format!(
+            "{message}\nhint: the guest may still boot, or no program listens on its port {port}; for SSH, sshd must be \
+             installed and run in the guest"
+        )
+    };
+    match error {
+        Error::Refused { code, message } => Error::Refused { code, message: hinted(message) },
+        Error::Stream(message) => Error::Stream(hinted(message)),
+        // The same causes in other errors are about the API server or a local program.
+        other => other,
+    }
+}
+
 pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
     let target = Target::parse(&options.target)?;
     let ports = options.ports.iter().map(|port| Port::parse(port)).collect::<Result<Vec<_>, _>>()?;
@@ -134,6 +157,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
     let remote = |port: &Port| Remote {
         connection: connection.clone(),
         target: target.clone(),
+        port: port.remote,
         path: connection.path(
             target.resource(),
             &target.name,
@@ -144,7 +168,8 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
         let [port] = ports.as_slice() else {
             return Err(Error::Usage("only one port supported when forwarding to stdout".into()));
         };
-        return stdio(remote(port).open().await?, port.protocol).await;
+        let ended = async { stdio(remote(port).open().await?, port.protocol).await }.await;
+        return ended.map_err(|error| with_hint(error, port.remote));
     }
     connection.ensure_vmi(&target).await?;
     let mut forwards = JoinSet::new();
@@ -258,7 +283,7 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
                 Err(error) => Err(error),
             };
             if let Err(error) = done {
-                eprintln!("connection of {peer}: {error}");
+                eprintln!("connection of {peer}: {}", with_hint(error, remote.port));
             }
         });
     }

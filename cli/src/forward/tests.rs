@@ -44,6 +44,23 @@ async fn until_half_close(server: &mut WebSocketStream<DuplexStream>) -> Vec<u8>
     }
 }
 
+#[test]
+fn guests_that_do_not_answer_get_a_hint() {
+    let hint = "\nhint: the guest may still boot, or no program listens on its port 22; for SSH, sshd must be installed and \
+                run in the guest";
+    let refused = |message: &str| Error::Refused { code: 500, message: message.to_owned() };
+    for (error, expected) in [
+        (refused("cannot connect: No route to host (os error 113)"), true),
+        (Error::Stream("the connection was closed: Connection refused (os error 111)".to_owned()), true),
+        (refused("VMI is paused"), false),
+        (Error::Transport("Connection refused".to_owned()), false),
+    ] {
+        let text = error.to_string();
+        let shown = with_hint(error, 22).to_string();
+        assert_eq!(shown, if expected { format!("{text}{hint}") } else { text });
+    }
+}
+
 #[tokio::test]
 async fn nothing_is_lost_when_the_guest_closes_its_half_first() {
     let Ends { mut local, mut server, copy } = forwarded().await;
