@@ -35,15 +35,18 @@ fn user_starts_stops_and_restarts_a_vm() {
         let refused = s.virt(&["start", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
         ensure!(refused.contains("VM is already running"), "a second start says so, not {refused:?}");
 
-        s.virt(&["restart", "box"]).await?;
-        let uid = first["metadata"]["uid"].clone();
-        s.wait("vmi", "box", "be Running anew", MINUTE * 2, |vmi| {
-            vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
-        })
-        .await?;
+        let said = s.virt(&["restart", "box", "--wait", "--timeout=120"]).await?;
+        ensure!(said.contains("VM box runs on node "), "{said}");
+        let second = s.get("vmi", "box").await?;
+        ensure!(second["metadata"]["uid"] != first["metadata"]["uid"], "the VMI was not replaced");
+        ensure!(condition(&second, "Ready").is_some_and(|ready| ready["status"] == "True"), "{}", second["status"]);
 
-        s.virt(&["stop", "box"]).await?;
-        s.wait_gone("vmi", "box", MINUTE).await?;
+        let said = s.virt(&["stop", "box", "--wait", "--timeout=60"]).await?;
+        ensure!(said.ends_with("VM box is stopped\n"), "{said}");
+        ensure!(s.get("vmi", "box").await.is_err(), "a stopped VM has no VMI");
+        let refused = s.virt(&["vnc", "box", "--screenshot=-"]).await.err().map(|error| error.to_string());
+        let refused = refused.unwrap_or_default();
+        ensure!(refused.contains("VM box is stopped; start it with: kubectl virt start box"), "{refused}");
         s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
         let vm = s.get("vm", "box").await?;
         ensure!(vm["spec"]["runStrategy"] == "Halted", "{}", vm["spec"]["runStrategy"]);
