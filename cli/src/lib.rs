@@ -224,8 +224,8 @@ const VIRTCTL_ONLY: [(&str, &str); 8] = [
     ),
     (
         "image-upload",
-        "Ferrovirt does not import images. Without CDI in the cluster `virtctl image-upload` fails as well: write a raw image to \
-         disk.img in a claim, or to a block device, with a pod that mounts it (docs/guides/storage.md)",
+        "Ferrovirt does not import images, and `virtctl image-upload` fails without CDI in the cluster: write a raw image to \
+         disk.img in a claim, or to a block device, with a pod that mounts it",
     ),
     ("permitted-devices", "they are listed in spec.configuration.permittedHostDevices of the KubeVirt object"),
     ("template", "templates are not available yet"),

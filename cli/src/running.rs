@@ -44,7 +44,10 @@ pub(crate) async fn reach(
         Goal::Running => "is not ready",
         Goal::Stopped => "has not stopped",
     };
-    let late = |shown: &str| format!("VM {name} {missed} within {timeout} s: {shown}; see: kubectl describe vm {name}");
+    let late = |shown: &str| {
+        let shown = shown.trim_end_matches('.');
+        format!("VM {name} {missed} within {timeout} s: {shown}; see: kubectl describe vm {name}")
+    };
     wait::follow(timeout, late, async || {
         let vm = connection.find(&vm_path).await?;
         let vmi = connection.find(&vmi_path).await?;
@@ -135,12 +138,13 @@ fn stopped(name: &str, vmi: Option<&Value>, before: Option<&str>) -> Progress {
 
 /// Describes a VMI that is about to end.
 fn ending(vmi: &Value) -> String {
-    if matches!(vmi["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
-        return "the guest has ended, its VMI is being removed".to_owned();
-    }
-    match vmi["spec"]["terminationGracePeriodSeconds"].as_i64() {
-        Some(seconds) if seconds > 0 => format!("the guest shuts down; it is stopped by force after {seconds} s"),
-        _ => "the guest is being stopped".to_owned(),
+    let grace = vmi["spec"]["terminationGracePeriodSeconds"].as_i64().filter(|seconds| *seconds > 0);
+    match (vmi["status"]["phase"].as_str(), grace) {
+        (Some("Succeeded" | "Failed"), _) => "the guest has ended, its VMI is being removed".to_owned(),
+        (Some("Running"), Some(seconds)) => {
+            format!("the guest shuts down; it is stopped by force after {seconds} s")
+        }
+        _ => "the VMI is being removed".to_owned(),
     }
 }
 
@@ -246,8 +250,9 @@ mod tests {
                 Some(vmi("old", "Running", json!([]))),
                 waiting("the guest shuts down; it is stopped by force after 30 s"),
             ),
+            (Some(vmi("old", "Scheduling", json!([]))), waiting("the VMI is being removed")),
             (Some(vmi("old", "Failed", json!([]))), waiting("the guest has ended, its VMI is being removed")),
-            (Some(json!({"metadata": {"uid": "old"}})), waiting("the guest is being stopped")),
+            (Some(json!({"metadata": {"uid": "old"}})), waiting("the VMI is being removed")),
             (Some(vmi("new", "Running", json!([]))), failed("VM m was started again")),
         ] {
             assert_eq!(stopped("m", vmi.as_ref(), Some("old")), expected, "{vmi:?}");
