@@ -142,6 +142,23 @@ feature_gates! {
         PasstIPStackMigration = "PasstIPStackMigration";
 }
 
+/// Differences between a name and the gate that was meant.
+const TYPOS_MAX: usize = 2;
+
+/// Returns the number of letters to insert, delete or replace between two texts.
+fn edits(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.bytes().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], index + 1);
+        for (column, known) in other.bytes().enumerate() {
+            let replaced = corner + usize::from(letter != known);
+            corner = row[column + 1];
+            row[column + 1] = replaced.min(corner + 1).min(row[column] + 1);
+        }
+    }
+    row[other.len()]
+}
+
 impl fmt::Display for FeatureGate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
@@ -153,6 +170,13 @@ impl FeatureGate {
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|gate| gate.name() == name)
+    }
+
+    /// Returns the gate that an unknown name was likely meant to be.
+    #[must_use]
+    pub fn nearest(name: &str) -> Option<Self> {
+        let distance = |gate: &Self| edits(&name.to_ascii_lowercase(), &gate.name().to_ascii_lowercase());
+        Self::ALL.iter().copied().min_by_key(distance).filter(|gate| distance(gate) <= TYPOS_MAX)
     }
 
     /// Returns true for a gate that is on without an entry in the configuration.
@@ -262,6 +286,16 @@ mod tests {
             assert_eq!(FeatureGate::parse(gate.name()), Some(*gate));
         }
         assert_eq!(FeatureGate::parse("NoSuchGate"), None);
+        for (name, expected) in [
+            ("Snapshots", Some(FeatureGate::Snapshot)),
+            ("hostdisk", Some(FeatureGate::HostDisk)),
+            ("HostDevice", Some(FeatureGate::HostDevices)),
+            ("Vsocks", Some(FeatureGate::Vsock)),
+            ("NoSuchGate", None),
+            ("", None),
+        ] {
+            assert_eq!(FeatureGate::nearest(name), expected, "{name}");
+        }
         assert_eq!(FeatureGate::parse("VSOCK"), Some(FeatureGate::Vsock));
     }
 }

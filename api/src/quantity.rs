@@ -87,6 +87,27 @@ pub fn canonical(quantity: &Quantity) -> String {
     format!("{value}{suffix}")
 }
 
+/// Returns the amounts of memory that a text may stand for which is none, such as `128M or 128Mi` for `128MB`, `128m` and
+/// `128`. `None` if the text is not a number with a unit of bytes.
+#[must_use]
+pub fn suggested(text: &str) -> Option<String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) =
+        text.split_at_checked(end).filter(|(number, _)| number.starts_with(|c: char| c.is_ascii_digit()))?;
+    let unit = unit.trim().to_ascii_lowercase();
+    let letter = match unit.strip_suffix("ytes").or(Some(&*unit)).map(|unit| unit.trim_end_matches(['b', 'i']))? {
+        "" => "M",
+        "k" => "k",
+        "m" => "M",
+        "g" => "G",
+        "t" => "T",
+        "p" => "P",
+        "e" => "E",
+        _ => return None,
+    };
+    Some(format!("{number}{letter} or {number}{}i", letter.to_ascii_uppercase()))
+}
+
 /// Returns thousandths as a quantity, such as `100m` or `2`.
 pub fn from_milli(milli: i64) -> Quantity {
     if milli % 1000 == 0 { Quantity((milli / 1000).to_string()) } else { Quantity(format!("{milli}m")) }
@@ -214,5 +235,24 @@ mod tests {
         assert_eq!(bytes(0), q("0"));
         assert_eq!(from_milli(1500), q("1500m"));
         assert_eq!(from_milli(2000), q("2"));
+    }
+
+    #[test]
+    fn amounts_with_a_wrong_unit_have_suggestions() {
+        for (text, expected) in [
+            ("128MB", Some("128M or 128Mi")),
+            ("128m", Some("128M or 128Mi")),
+            ("128", Some("128M or 128Mi")),
+            ("1.5 GiB", Some("1.5G or 1.5Gi")),
+            ("2g", Some("2G or 2Gi")),
+            ("512KB", Some("512k or 512Ki")),
+            ("64 bytes", Some("64M or 64Mi")),
+            ("3 apples", None),
+            ("much", None),
+            ("-1M", None),
+            ("", None),
+        ] {
+            assert_eq!(suggested(text).as_deref(), expected, "{text}");
+        }
     }
 }

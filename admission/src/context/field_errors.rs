@@ -5,6 +5,16 @@ use std::fmt;
 /// Path of a field in a rule. The text is formatted only if the field has an error.
 pub(crate) type PathText<'a> = fmt::Arguments<'a>;
 
+/// Returns the end of a message about a value that is none of these.
+pub(crate) fn accepted(values: &[&str]) -> String {
+    format!("accepted values: {}", values.join(", "))
+}
+
+/// Returns the sentence after a message about a value that is none of these.
+pub(crate) fn supported(values: &[&str]) -> String {
+    format!("Supported are {}.", values.join(", "))
+}
+
 /// Type of an error: the cause types of a Kubernetes status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ErrorType {
@@ -98,9 +108,11 @@ impl FieldErrors {
         self.add(ErrorType::UnexpectedServerResponse, String::new(), message.into());
     }
 
-    /// Adds a violation of the schema of the kind.
+    /// Adds a violation of the schema of the kind, with the field that the message begins with.
     pub(crate) fn schema(&mut self, message: impl Into<String>) {
-        self.0.push(FieldError { type_: None, message: message.into(), field: String::new() });
+        let message = message.into();
+        let field = message.split_once(" in body ").map_or("", |(path, _)| path.trim_start_matches('.')).to_owned();
+        self.0.push(FieldError { type_: None, message, field });
     }
 
     /// Appends another list.
@@ -116,6 +128,11 @@ impl FieldErrors {
             more(&mut self);
         }
         self
+    }
+
+    /// Returns `Err` if there are errors.
+    pub(crate) fn into_result(self) -> Result<(), Self> {
+        if self.is_empty() { Ok(()) } else { Err(self) }
     }
 
     /// Returns true if there are no errors.

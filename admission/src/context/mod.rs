@@ -39,7 +39,7 @@ pub use self::{
     users::TrustedUsers,
 };
 pub(crate) use self::{
-    field_errors::PathText,
+    field_errors::{PathText, accepted, supported},
     field_path::FieldPath,
     outcome::{Decision, DenialForm, Interrupt, Outcome},
 };

@@ -28,6 +28,8 @@ const ERRORS_MAX: usize = 10;
 const TEXT_MAX: usize = 1024;
 /// Longest audit annotation.
 const ANNOTATION_MAX: usize = 1024;
+/// Field of an error that concerns no single one.
+const WHOLE: &str = "spec";
 /// Audit annotation with the fields that were changed.
 const DEFAULTED: &str = "defaulted-fields";
 /// Audit annotation with the fields that have errors.
@@ -107,11 +109,16 @@ impl AdmissionReview {
         let errors = errors.as_slice();
         let max = if form == DenialForm::Full { usize::MAX } else { ERRORS_MAX };
         let shown = &errors[..errors.len().min(max)];
-        let mut messages = shown.iter().map(|error| error.message.as_str());
+        let mut messages = Vec::new();
+        for message in shown.iter().map(|error| error.message.as_str()) {
+            if !messages.contains(&message) {
+                messages.push(message);
+            }
+        }
         let (code, message) = match form {
-            DenialForm::FirstMessage => (0, messages.next().unwrap_or_default().to_owned()),
+            DenialForm::FirstMessage => (0, messages.first().copied().unwrap_or_default().to_owned()),
             DenialForm::Abbreviated | DenialForm::Full => {
-                let message = messages.collect::<Vec<_>>().join(", ");
+                let message = messages.join(", ");
                 let hidden = errors.len() - shown.len();
                 (422, if hidden == 0 { message } else { format!("{message}, and {hidden} more validation errors") })
             }
@@ -142,12 +149,29 @@ impl AdmissionReview {
     }
 }
 
+/// Returns the cause of an error. kubectl prints `FIELD: MESSAGE`, so each cause has a field and its message does not repeat
+/// it. The message of the status, which clients match, is not changed.
 fn cause(error: &FieldError) -> StatusCause {
+    let field = if error.field.is_empty() { WHOLE } else { &error.field };
     StatusCause {
         reason: error.type_.map(|type_| type_.as_str().to_owned()).unwrap_or_default(),
-        message: error.message.clone(),
-        field: error.field.clone(),
+        message: without_field(field, &error.message).to_owned(),
+        field: field.to_owned(),
     }
+}
+
+/// Returns a message without the field, or a field that contains it, at its beginning.
+fn without_field<'a>(field: &str, message: &'a str) -> &'a str {
+    let Some((word, rest)) = message.split_once(' ') else { return message };
+    let path = word.trim_end_matches(':').trim_start_matches('.');
+    let contains = field.split_at_checked(path.len()).is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(path) && rest.chars().next().is_none_or(|next| ".[#".contains(next))
+    });
+    // "A and B must differ" needs both.
+    if path.is_empty() || !contains || rest.starts_with("and ") {
+        return message;
+    }
+    rest.strip_prefix("in body ").unwrap_or(rest)
 }
 
 /// Returns one annotation with as many of the texts as fit, without duplicates; nothing if there are no texts.
@@ -216,6 +240,39 @@ mod tests {
     }
 
     #[test]
+    fn causes_name_the_field_once() {
+        for (field, message, shown, expected) in [
+            ("spec.a.tpm", "spec.a.tpm is not supported yet: a TPM", "spec.a.tpm", "is not supported yet: a TPM"),
+            ("spec.d[1].name", "spec.d[1].Name 'x' not found.", "spec.d[1].name", "'x' not found."),
+            (
+                "spec.d[1].bootOrder",
+                "spec.d[1] must have an order > 0",
+                "spec.d[1].bootOrder",
+                "must have an order > 0",
+            ),
+            ("spec.ttl", "spec.ttl: \"x\" is not a duration", "spec.ttl", "\"x\" is not a duration"),
+            ("spec.v[1].name", "spec.v[1] and spec.v[0] differ", "spec.v[1].name", "spec.v[1] and spec.v[0] differ"),
+            ("spec.d[10].name", "spec.d[1].name is odd", "spec.d[10].name", "spec.d[1].name is odd"),
+            ("spec.x", "spec.xy is odd", "spec.x", "spec.xy is odd"),
+            ("", "update of VMI object is restricted", "spec", "update of VMI object is restricted"),
+        ] {
+            let mut errors = FieldErrors::new();
+            errors.invalid(field, message);
+            errors.invalid(field, message);
+            let status = denied(errors, DenialForm::Abbreviated).response.status.unwrap();
+            let causes = status.details.unwrap().causes;
+            assert_eq!((causes[0].field.as_str(), causes[0].message.as_str()), (shown, expected));
+            assert_eq!((causes.len(), status.message.as_str()), (2, message));
+        }
+        let mut errors = FieldErrors::new();
+        errors.schema("spec.domain.x in body is a forbidden property");
+        errors.schema(".extra in body is a forbidden property");
+        let causes = denied(errors, DenialForm::Full).response.status.unwrap().details.unwrap().causes;
+        let shown: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+        assert_eq!(shown, ["spec.domain.x: is a forbidden property", "extra: is a forbidden property"]);
+    }
+
+    #[test]
     fn json_follows_the_kubernetes_api() {
         let wire = serde_json::to_value(patched(json!([{"op": "add", "path": "/a", "value": 1}]))).unwrap();
         assert_eq!(wire["kind"], "AdmissionReview");
@@ -234,7 +291,7 @@ mod tests {
                 "reason": "Invalid",
                 "details": {"causes": [
                     {"reason": "FieldValueRequired", "message": "x is missing", "field": "spec.x"},
-                    {"message": "spec in body is required"},
+                    {"message": "is required", "field": "spec"},
                 ]},
             })
         );

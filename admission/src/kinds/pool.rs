@@ -45,7 +45,9 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     if errors.is_empty() && context.is_create() {
         errors = unsupported::kind("VirtualMachinePool");
     }
-    Ok(context.decide(errors, vec![]))
+    let template = pool.spec.virtual_machine_template.spec.as_ref().and_then(|vm| vm.template.spec.as_ref());
+    let warnings = template.map(|spec| rules::cloud_init::warnings(&format!("{ROOT}.template.spec"), spec));
+    Ok(context.decide(errors, warnings.filter(|_| !is_component).unwrap_or_default()))
 }
 
 fn old_pool(context: &Context<'_>) -> Result<Option<VirtualMachinePool>, Interrupt> {

@@ -11,7 +11,20 @@ use crate::{
 pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let set: VirtualMachineInstanceReplicaSet = context.object()?;
     let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
-    Ok(context.decide(field_errors(&set, old.as_ref(), context.config, context.is_component()), vec![]))
+    let is_component = context.is_component();
+    let errors = field_errors(&set, old.as_ref(), context.config, is_component);
+    Ok(context.decide(errors, if is_component { vec![] } else { warnings(&set, old.as_ref()) }))
+}
+
+/// Returns warnings about a new template that no guest can use.
+fn warnings(set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>) -> Vec<String> {
+    let template = &set.spec.template;
+    let Some(spec) = template.spec.as_ref().filter(|_| old.is_none_or(|old| old.spec.template != *template)) else {
+        return vec![];
+    };
+    let mut warnings = rules::cloud_init::warnings("spec.template.spec", spec);
+    warnings.extend(rules::resources::memory_warning("spec.template.spec", spec));
+    warnings
 }
 
 /// Returns the errors of a new or changed replica set.

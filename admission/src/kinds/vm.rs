@@ -15,13 +15,16 @@ use super::{
     volume_requests,
 };
 use crate::{
-    context::{Context, Decision, FieldErrors, Generated, Interrupt, semantic},
+    context::{Context, Decision, FieldErrors, Generated, Interrupt, accepted, semantic},
     defaults::{self, DefaultNetworkError, has_pcie_hotplug, is_empty, trace},
     rules::{
         self,
         unsupported::{self, migrations::DECENTRALIZED},
     },
 };
+
+/// Run strategies that are supported.
+const RUN_STRATEGIES: [&str; 5] = ["Always", "Halted", "Manual", "Once", "RerunOnFailure"];
 
 /// The metadata of a stored VM.
 #[derive(Deserialize)]
@@ -33,6 +36,9 @@ struct Metadata {
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     context.patched::<VirtualMachine>(|vm| {
         if vm.metadata.deletion_timestamp.is_none() {
+            if let Some(spec) = &vm.spec.template.spec {
+                rules::resources::validate_amounts("spec.template.spec", spec).into_result()?;
+            }
             instancetype::set_defaults(context, vm)?;
             let namespace = instancetype::namespace(context, vm).to_owned();
             data_source::set_architecture(vm, &namespace, context.lookups)?;
@@ -64,12 +70,13 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
         }
     }
     let chosen = instancetype::chosen(context, &vm)?;
+    let warnings = warnings(&vm, old.as_ref(), &chosen, context.is_component());
     let mut errors = field_errors(&vm, old.as_ref(), &chosen, context.config, context.is_component())
         .map_err(|error| Interrupt::failed(400, error.to_string()))?;
     if errors.is_empty() {
         errors = volume_requests::field_errors(&vm, old.as_ref(), context.config, context.lookups)?;
     }
-    Ok(context.decide(errors, warnings(&vm)))
+    Ok(context.decide(errors, warnings))
 }
 
 /// Returns the stored VM; `None` on creation.
@@ -107,13 +114,25 @@ pub fn set_defaults(vm: &mut VirtualMachine, config: &ClusterConfig, created: bo
     }
 }
 
-/// Returns a warning about deprecated fields.
-fn warnings(vm: &VirtualMachine) -> Vec<String> {
+/// Returns warnings about deprecated fields, and for users about a new template that no guest can use.
+fn warnings(vm: &VirtualMachine, old: Option<&VirtualMachine>, chosen: &Chosen, is_component: bool) -> Vec<String> {
+    let mut warnings = Vec::new();
     if vm.spec.running.is_some() {
-        vec!["spec.running is deprecated, please use spec.runStrategy instead.".to_owned()]
-    } else {
-        vec![]
+        warnings.push("spec.running is deprecated, please use spec.runStrategy instead.".to_owned());
     }
+    let template = &vm.spec.template;
+    if let Some(spec) = template.spec.as_ref().filter(|_| !is_component)
+        && old.is_none_or(|old| old.spec.template != *template)
+    {
+        let mut spec = spec.clone();
+        // Conflicts with the instance type are errors.
+        if chosen.apply(&mut spec, &mut template.metadata.clone()).is_ok() {
+            without_zero_memory(chosen, &mut spec);
+            warnings.extend(rules::resources::memory_warning("spec.template.spec", &spec));
+        }
+        warnings.extend(rules::cloud_init::warnings("spec.template.spec", &spec));
+    }
+    warnings
 }
 
 /// Returns the errors of a new or changed VM. The template is validated with its defaults set. Fails if the cluster's
@@ -140,13 +159,7 @@ pub fn field_errors(
     if !errors.is_empty() {
         return Ok(errors);
     }
-    // Clients create instance types that set only CPUs and leave memory at 0. That is an error of the VMI, reported when it
-    // is created, not of the VM.
-    if let (Some(instancetype), Some(memory)) = (&chosen.instancetype, &mut spec.domain.memory)
-        && defaults::is_zero(&instancetype.memory.guest)
-    {
-        memory.guest = None;
-    }
+    without_zero_memory(chosen, &mut spec);
     if old.is_none() {
         errors.extend(rules::discontinued(&spec, "spec", config));
         if !errors.is_empty() {
@@ -178,6 +191,16 @@ pub fn field_errors(
             errors.extend(missing);
         }
     }))
+}
+
+/// Removes guest memory of 0. Clients create instance types that set only CPUs and leave memory at 0. That is an error of the
+/// VMI, reported when it is created, and for a VM a warning.
+fn without_zero_memory(chosen: &Chosen, spec: &mut VirtualMachineInstanceSpec) {
+    if let (Some(instancetype), Some(memory)) = (&chosen.instancetype, &mut spec.domain.memory)
+        && defaults::is_zero(&instancetype.memory.guest)
+    {
+        memory.guest = None;
+    }
 }
 
 /// Returns true if a change starts the VM or changes its spec otherwise. Unsupported fields that were stored earlier are
@@ -239,7 +262,7 @@ fn validate_run_strategy(root: &str, spec: &VirtualMachineSpec, config: &Cluster
             errors.not_supported(strategy, message);
         }
         (None, Some(RunStrategy::Other(name))) => {
-            errors.invalid(strategy, format!("Invalid RunStrategy ({name})"));
+            errors.invalid(strategy, format!("Invalid RunStrategy ({name}), {}", accepted(&RUN_STRATEGIES)));
         }
         _ => {}
     }

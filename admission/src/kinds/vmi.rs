@@ -31,6 +31,7 @@ pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let is_component = context.is_component();
     if context.is_create() {
         return context.patched::<VirtualMachineInstance>(|vmi| {
+            rules::resources::validate_amounts("spec", &vmi.spec).into_result()?;
             let presets = preset::in_namespace(context, vmi)?;
             let warnings = preset::apply(vmi, &presets).map_err(|error| Interrupt::failed(422, error.to_string()))?;
             set_defaults(vmi, context.config, is_component, context.generated())
@@ -50,8 +51,10 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     let vmi: VirtualMachineInstance = context.object()?;
     let installation = context.trusted.namespace();
     let mut errors = rules::metadata::validate_namespace(&vmi.metadata, context.namespace(), installation);
-    errors.extend(create_errors(&vmi, context.config, context.is_component()));
-    Ok(context.decide(errors, vec![]))
+    let is_component = context.is_component();
+    errors.extend(create_errors(&vmi, context.config, is_component));
+    let warnings = if is_component { vec![] } else { rules::cloud_init::warnings("spec", &vmi.spec) };
+    Ok(context.decide(errors, warnings))
 }
 
 /// Serves `/virtualmachineinstances-validate-update`.
@@ -191,7 +194,7 @@ fn update_errors(
             errors.extend(rules::hotplug::validate(vmi, old, config));
             errors = errors.or_else(|errors| unsupported::added_volumes("spec", &vmi.spec, &old.spec, errors));
         } else {
-            errors.not_supported("", "update of VMI object is restricted");
+            errors.not_supported("spec", restricted(old));
         }
         if !errors.is_empty() {
             return errors;
@@ -204,7 +207,7 @@ fn update_errors(
         };
         if reserved(vmi) != reserved(old) {
             errors.not_supported(
-                "",
+                "metadata.labels",
                 "modification of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
             );
         }
@@ -214,6 +217,17 @@ fn update_errors(
         }
     }
     errors
+}
+
+/// Returns the message about a user's change of the spec, with the object to edit instead.
+fn restricted(vmi: &VirtualMachineInstance) -> String {
+    let owner = vmi.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    let instead = match owner {
+        Some(owner) if owner.kind == "VirtualMachine" => format!("edit VM {} instead", owner.name),
+        Some(owner) => format!("edit the template of {} {} instead", owner.kind, owner.name),
+        None => "delete it and create it with the new spec".to_owned(),
+    };
+    format!("update of VMI object is restricted: {instead}")
 }
 
 /// Rejects writes of a virt-handler to VMIs of other nodes.
@@ -226,7 +240,7 @@ fn validate_node_restriction(
     let Some(node) =
         user.extra.as_ref().and_then(|extra| extra.get(NODE_NAME)?.first()).filter(|node| !node.is_empty())
     else {
-        errors.invalid("", "Node restriction failed, virt-handler service account is missing node name");
+        errors.invalid("status", "Node restriction failed, virt-handler service account is missing node name");
         return;
     };
     let of = |vmi: &VirtualMachineInstance| vmi.status.clone().unwrap_or_default();
@@ -236,8 +250,8 @@ fn validate_node_restriction(
     let (old_status, new_status) = (of(old), of(vmi));
     let old_target = target(&old_status);
     if old_status.node_name.as_ref() != Some(node) && old_target.as_ref() != Some(node) {
-        errors.invalid("", "Node restriction, virt-handler is only allowed to modify VMIs it owns");
+        errors.invalid("status", "Node restriction, virt-handler is only allowed to modify VMIs it owns");
     } else if old_target.is_none() && target(&new_status).is_some() {
-        errors.invalid("", "Node restriction, virt-handler is not allowed to set target node");
+        errors.invalid("status", "Node restriction, virt-handler is not allowed to set target node");
     }
 }

@@ -3,10 +3,12 @@
 use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::context::FieldErrors;
+use crate::context::{FieldErrors, supported};
 
 /// Most virtual CPUs whose number is computed. The scheduler rejects what no node can run.
 const VCPUS_MAX: u32 = u32::MAX - 1;
+
+const POLICIES: [&str; 5] = ["force", "require", "optional", "disable", "forbid"];
 
 /// Validates the CPU.
 pub(super) fn validate(
@@ -46,10 +48,11 @@ pub(super) fn validate(
     }
     for (index, feature) in cpu.features.iter().enumerate() {
         let policy = feature.policy.as_deref().unwrap_or_default();
-        if !["", "force", "require", "optional", "disable", "forbid"].contains(&policy) {
+        if !policy.is_empty() && !POLICIES.contains(&policy) {
+            let message = format!("CPU feature {} uses policy {policy} that is not supported.", feature.name);
             errors.not_supported(
                 path(&format!("features[{index}].policy")),
-                format!("CPU feature {} uses policy {policy} that is not supported.", feature.name),
+                format!("{message} {}", supported(&POLICIES)),
             );
         }
         if !is_model_name(&feature.name) {
@@ -64,9 +67,8 @@ pub(super) fn validate(
             .invalid(path("model"), format!("CPU model '{model}' can only contain letters, digits, '-', '_' and '.'"));
     }
     let sockets = cpu.sockets.unwrap_or(0);
-    if cpu.max_sockets.is_some_and(|max| max != 0 && sockets > max) {
-        errors
-            .invalid(path("sockets"), "Number of sockets in CPU topology is greater than the maximum sockets allowed");
+    if let Some(max) = cpu.max_sockets.filter(|max| *max != 0 && sockets > *max) {
+        errors.invalid(path("sockets"), too_many_sockets(sockets, max));
     }
     if cpu.vcpus() > VCPUS_MAX {
         errors.invalid(
@@ -74,6 +76,11 @@ pub(super) fn validate(
             format!("{root}.domain.cpu requests {} virtual CPUs, but at most {VCPUS_MAX} are supported", cpu.vcpus()),
         );
     }
+}
+
+/// Returns the message about more sockets than `max`.
+pub(super) fn too_many_sockets(sockets: u32, max: u32) -> String {
+    format!("Number of sockets in CPU topology is greater than the maximum sockets allowed: {sockets} of at most {max}")
 }
 
 /// Returns true if the guest sees the NUMA topology of its host.

@@ -3,7 +3,7 @@
 use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
 
 use super::launch_security;
-use crate::context::FieldErrors;
+use crate::context::{FieldErrors, accepted};
 
 /// Validates input devices.
 pub(super) fn validate_inputs(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
@@ -33,7 +33,9 @@ pub(super) fn validate_io_threads(root: &str, spec: &VirtualMachineInstanceSpec,
             }
         }
         other => {
-            errors.invalid(format!("{root}.domain.ioThreadsPolicy"), format!("Invalid IOThreadsPolicy ({other})"));
+            let message =
+                format!("Invalid IOThreadsPolicy ({other}), {}", accepted(&["shared", "auto", "supplementalPool"]));
+            errors.invalid(format!("{root}.domain.ioThreadsPolicy"), message);
         }
     }
 }

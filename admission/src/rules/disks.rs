@@ -9,9 +9,11 @@ use api::{
 };
 
 use super::network::is_pci_address;
-use crate::context::{FieldErrors, PathText, names};
+use crate::context::{FieldErrors, PathText, accepted, names};
 
 const BUSES: [&str; 4] = ["virtio", "scsi", "sata", "usb"];
+const CACHES: [&str; 3] = ["none", "writethrough", "writeback"];
+const ERROR_POLICIES: [&str; 4] = ["stop", "ignore", "report", "enospace"];
 const SERIAL_MAX: usize = 256;
 const SECTOR_MIN: u64 = 512;
 const SECTOR_MAX: u64 = 2 << 20;
@@ -29,7 +31,8 @@ pub(super) fn validate_mapping(
         let path = format_args!("{root}.domain.devices.disks[{index}]");
         let volume = spec.volumes.iter().find(|volume| volume.name == disk.name);
         if volume.is_none() && disk.cdrom.is_none() {
-            errors.invalid(format!("{path}.name"), format!("{path}.Name '{}' not found.", disk.name));
+            let message = format!("{path}.Name '{}' not found. No volume has this name.", disk.name);
+            errors.invalid(format!("{path}.name"), message);
         } else if volume.is_none() && !config.enabled(FeatureGate::DeclarativeHotplugVolumes) {
             errors.invalid(
                 format!("{path}.name"),
@@ -186,10 +189,9 @@ fn validate_enumerated_values(list: PathText<'_>, index: usize, disk: &Disk, err
             );
         }
     }
-    if let Some(cache) =
-        text(&disk.cache).filter(|cache| !["none", "writethrough", "writeback"].contains(&cache.as_str()))
-    {
-        errors.invalid(format!("{path}.cache"), format!("{path}.cache has invalid value {cache}"));
+    if let Some(cache) = text(&disk.cache).filter(|cache| !CACHES.contains(&cache.as_str())) {
+        let message = format!("{path}.cache has invalid value {cache}, {}", accepted(&CACHES));
+        errors.invalid(format!("{path}.cache"), message);
     }
     if disk.shareable == Some(true) && text(&disk.cache).is_some_and(|cache| cache != "none") {
         errors.invalid(format!("{path}.cache"), format!("{path}.cache must be none for a shareable disk"));
@@ -200,14 +202,14 @@ fn validate_enumerated_values(list: PathText<'_>, index: usize, disk: &Disk, err
             format!("Disk IO mode for {list} is not supported. Supported modes are: native, threads."),
         );
     }
-    if let Some(policy) =
-        disk.error_policy.clone().filter(|policy| !["stop", "ignore", "report", "enospace"].contains(&policy.as_str()))
-    {
-        errors.invalid(format!("{path}.errorPolicy"), format!("{path}.errorPolicy has invalid value \"{policy}\""));
+    if let Some(policy) = disk.error_policy.as_deref().filter(|policy| !ERROR_POLICIES.contains(policy)) {
+        let message = format!("{path}.errorPolicy has invalid value \"{policy}\", {}", accepted(&ERROR_POLICIES));
+        errors.invalid(format!("{path}.errorPolicy"), message);
     }
     let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).unwrap_or_default();
     if !["", "open", "closed"].contains(&tray) {
-        errors.invalid(format!("{path}.cdrom.tray"), format!("{path}.cdrom.tray has invalid value {tray}"));
+        let message = format!("{path}.cdrom.tray has invalid value {tray}, {}", accepted(&["open", "closed"]));
+        errors.invalid(format!("{path}.cdrom.tray"), message);
     }
 }
 

@@ -4,6 +4,7 @@ use api::{
     VirtualMachineInstanceSpec,
     config::{ClusterConfig, RolloutStrategy},
     quantity,
+    vmi::memory::Memory,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -50,15 +51,22 @@ pub(crate) fn validate(root: &str, spec: &VirtualMachineInstanceSpec) -> FieldEr
         && max != 0
         && sockets > max
     {
-        errors.invalid(
-            format!("{root}.domain.cpu.sockets"),
-            "Number of sockets in CPU topology is greater than the maximum sockets allowed",
-        );
+        errors.invalid(format!("{root}.domain.cpu.sockets"), super::cpu::too_many_sockets(sockets, max));
     }
     if spec.domain.memory.as_ref().is_some_and(|memory| memory.max_guest.is_some())
         && let Err(error) = memory_hotplug(spec)
     {
-        errors.invalid(format!("{root}.domain.memory.guest"), error.to_string());
+        let amount = |of: fn(&Memory) -> Option<&Quantity>| {
+            spec.domain.memory.as_ref().and_then(of).map(|amount| amount.0.clone()).unwrap_or_default()
+        };
+        let message = match error {
+            MemoryHotplugError::AboveMaxGuest => {
+                let (guest, max) = (amount(|memory| memory.guest.as_ref()), amount(|memory| memory.max_guest.as_ref()));
+                format!("{error}: {guest} of at most {max}")
+            }
+            _ => error.to_string(),
+        };
+        errors.invalid(format!("{root}.domain.memory.guest"), message);
     }
     errors
 }

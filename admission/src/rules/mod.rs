@@ -5,6 +5,7 @@
 
 pub(crate) mod access;
 pub(crate) mod architecture;
+pub(crate) mod cloud_init;
 pub(crate) mod cpu;
 pub(crate) mod data_volumes;
 pub(crate) mod devices;
@@ -30,7 +31,7 @@ pub(crate) mod volumes;
 
 use api::{EvictionStrategy, FeatureGate, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use crate::context::{FieldErrors, names};
+use crate::context::{FieldErrors, accepted, names};
 
 /// Returns the errors of a spec.
 pub fn validate_spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig) -> FieldErrors {
@@ -137,7 +138,7 @@ fn validate_start_strategy(root: &str, spec: &VirtualMachineInstanceSpec, errors
     match &spec.start_strategy {
         None => {}
         Some(StartStrategy::Other(name)) => {
-            let message = format!("{path} is set with an unrecognized option: {name}");
+            let message = format!("{path} is set with an unrecognized option: {name}, {}", accepted(&["Paused"]));
             errors.invalid(path, message);
         }
         Some(StartStrategy::Paused) if spec.liveness_probe.is_some() => {
@@ -158,7 +159,8 @@ fn validate_eviction_strategy(
 ) {
     if let EvictionStrategy::Other(name) = spec.eviction_strategy.as_ref().unwrap_or(&config.eviction_strategy) {
         let path = format!("{root}.evictionStrategy");
-        let message = format!("{path} is set with an unrecognized option: {name}");
+        let known = accepted(&["None", "LiveMigrate", "LiveMigrateIfPossible", "External"]);
+        let message = format!("{path} is set with an unrecognized option: {name}, {known}");
         errors.invalid(path, message);
     }
 }

@@ -7,6 +7,8 @@ use crate::context::{FieldErrors, PathText};
 
 /// Smallest guest memory.
 const MEMORY_MIN: i64 = 1_000_000;
+/// Largest number of bytes that is rather a number of mebibytes.
+const COUNT_MAX: i64 = 1 << 18;
 /// Largest guest memory: sums with overhead stay within 64 bits. The scheduler rejects what no node can run.
 const MEMORY_MAX: i64 = 4 << 60;
 
@@ -30,8 +32,7 @@ impl<'a> Amount<'a> {
         match read(quantity) {
             Ok(value) => Some(Self { path, quantity, value }),
             Err(QuantityError::Malformed(_)) => {
-                let message = format!("{path} '{}': {MALFORMED}", quantity.0);
-                errors.invalid(path, message);
+                errors.invalid(path, malformed(path, &quantity.0));
                 None
             }
             Err(QuantityError::OutOfRange(_)) => {
@@ -57,9 +58,46 @@ impl<'a> Amount<'a> {
     fn at_least(&self, least: i64, text: &str, errors: &mut FieldErrors) {
         if self.value < least {
             let message = format!("{} '{}': must be greater than or equal to {text}.", self.path, self.text());
-            errors.invalid(self.path, message);
+            errors.invalid(self.path, format!("{message}{}", self.hint()));
         }
     }
+
+    /// Returns a sentence about a missing unit, or one that is likely a mistake.
+    fn hint(&self) -> String {
+        let text = self.quantity.0.as_str();
+        let what = match text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.') {
+            "" => "A number without a unit counts bytes",
+            "m" => "The unit m is a thousandth",
+            _ => return String::new(),
+        };
+        quantity::suggested(text)
+            .filter(|_| (1..=COUNT_MAX).contains(&self.value))
+            .map_or_else(String::new, |better| format!(" {what}: write {better}."))
+    }
+}
+
+/// Returns the message about a text that is no amount, with the unit that it may lack.
+fn malformed(path: PathText<'_>, text: &str) -> String {
+    let hint = quantity::suggested(text).map(|better| format!(": write {better}")).unwrap_or_default();
+    format!("{path} '{text}': {MALFORMED}{hint}")
+}
+
+/// Returns errors for amounts of a spec that are none. The schema of the API server refuses them as well, but later and
+/// without their units.
+pub(crate) fn validate_amounts(root: &str, spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let (memory, resources) = (spec.domain.memory.as_ref(), &spec.domain.resources);
+    let guest = memory.and_then(|memory| memory.guest.as_ref()).map(|amount| ("memory.guest".to_owned(), amount));
+    let most = memory.and_then(|memory| memory.max_guest.as_ref()).map(|amount| ("memory.maxGuest".to_owned(), amount));
+    let requests = resources.requests.iter().map(|(name, amount)| (format!("resources.requests.{name}"), amount));
+    let limits = resources.limits.iter().map(|(name, amount)| (format!("resources.limits.{name}"), amount));
+    for (field, amount) in guest.into_iter().chain(most).chain(requests).chain(limits) {
+        if let Err(QuantityError::Malformed(_)) = quantity::units(amount) {
+            let path = format_args!("{root}.domain.{field}");
+            errors.invalid(path, malformed(path, &amount.0));
+        }
+    }
+    errors
 }
 
 /// Validates amounts of memory.
@@ -169,6 +207,12 @@ pub(super) fn validate_cpu(root: &str, spec: &VirtualMachineInstanceSpec, errors
     }
 }
 
+/// Returns a warning about a template without memory, whose VMIs are refused.
+pub(crate) fn memory_warning(root: &str, spec: &VirtualMachineInstanceSpec) -> Option<String> {
+    (!validate_mandatory_memory(spec).is_empty())
+        .then(|| format!("{root}.domain.memory: no memory requested, so no VMI can start: set memory.guest"))
+}
+
 /// Returns an error if a VMI has no memory.
 pub(crate) fn validate_mandatory_memory(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
     let mut errors = FieldErrors::new();
@@ -177,7 +221,7 @@ pub(crate) fn validate_mandatory_memory(spec: &VirtualMachineInstanceSpec) -> Fi
     let has_guest_memory = memory.is_some_and(|memory| memory.guest.is_some() || memory.hugepages.is_some());
     if !requested && !has_guest_memory {
         errors.required(
-            "",
+            "spec.domain.memory",
             "no memory requested, at least one of 'spec.domain.memory.guest', 'spec.domain.memory.hugepages.pageSize' or 'spec.domain.resources.requests.memory' must be set",
         );
     }

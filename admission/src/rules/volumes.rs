@@ -13,7 +13,7 @@ use super::images::{validate_path, validate_pull_policy};
 use crate::context::{FieldErrors, PathText, names};
 
 /// Most bytes of inline cloud-init data.
-const CLOUD_INIT_MAX: usize = 2048;
+pub(super) const CLOUD_INIT_MAX: usize = 2048;
 
 /// Validates the volumes.
 pub(super) fn validate(
@@ -239,10 +239,9 @@ impl CloudInit<'_> {
         let secret = secret.as_ref().is_some_and(|secret| !secret.name.is_empty());
         let mut length = text.map_or(0, str::len);
         if let Some(encoded) = encoded {
-            // Encoders can wrap lines.
-            match STANDARD.decode(encoded.trim().replace(['\r', '\n'], "")) {
-                Ok(decoded) => length = decoded.len(),
-                Err(_) => errors.invalid(
+            match decode_base64(encoded) {
+                Some(decoded) => length = decoded.len(),
+                None => errors.invalid(
                     format!("{path}.{encoded_field}"),
                     format!("{path}.{encoded_field}.{}.{encoded_field} is not a valid base64 value.", self.kind),
                 ),
@@ -264,6 +263,11 @@ impl CloudInit<'_> {
     }
 }
 
+/// Decodes data, whose encoder can have wrapped lines.
+pub(super) fn decode_base64(encoded: &str) -> Option<Vec<u8>> {
+    STANDARD.decode(encoded.trim().replace(['\r', '\n'], "")).ok()
+}
+
 /// Returns errors for volumes of a VMI without disk or filesystem.
 pub(crate) fn validate_mapping(spec: &VirtualMachineInstanceSpec) -> FieldErrors {
     let mut errors = FieldErrors::new();
@@ -273,7 +277,7 @@ pub(crate) fn validate_mapping(spec: &VirtualMachineInstanceSpec) -> FieldErrors
         let filesystem = devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
         if volume.memory_dump.is_none() && !disk && !filesystem {
             let field = format!("spec.domain.volumes[{index}].name");
-            let message = format!("{field} '{}' not found.", volume.name);
+            let message = format!("{field} '{}' not found. No disk has this name.", volume.name);
             errors.invalid(field, message);
         }
         let Some(source) = &volume.container_path else { continue };
@@ -435,6 +439,7 @@ mod tests {
         let mut spec = vmi_spec(json!({}));
         assert!(validate_mapping(&spec).is_empty());
         spec.domain.devices.disks.clear();
-        assert_eq!(validate_mapping(&spec).as_slice()[0].message, "spec.domain.volumes[0].name 'root' not found.");
+        let message = "spec.domain.volumes[0].name 'root' not found. No disk has this name.";
+        assert_eq!(validate_mapping(&spec).as_slice()[0].message, message);
     }
 }

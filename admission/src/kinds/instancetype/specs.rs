@@ -7,7 +7,7 @@ use api::instancetype::{
     topology::{self, Across, Topology},
 };
 
-use crate::context::{Context, Decision, FieldErrors, Interrupt};
+use crate::context::{Context, Decision, FieldErrors, Interrupt, accepted};
 
 fn is_cluster_wide(context: &Context<'_>) -> bool {
     MatchedKind::ALL.iter().any(|kind| kind.is_cluster_wide() && kind.plural() == context.request.resource.resource)
@@ -60,7 +60,9 @@ pub(super) fn preference_errors(spec: &VirtualMachinePreferenceSpec) -> FieldErr
     if let Some(value) = topology_name(spec)
         && !topology::NAMES.iter().any(|(name, old)| [*name, *old].contains(&value))
     {
-        errors.invalid("spec.cpu.preferredCPUTopology", format!("unknown preferredCPUTopology {value}"));
+        let names = topology::NAMES.map(|(name, _)| name);
+        let message = format!("unknown preferredCPUTopology {value}, {}", accepted(&names));
+        errors.invalid("spec.cpu.preferredCPUTopology", message);
     }
     let Topology::Spread(across, ratio) = topology::preferred(Some(spec)) else { return errors };
     let value = spec.cpu.as_ref().and_then(|cpu| cpu.spread_options.as_ref()?.across.as_deref());

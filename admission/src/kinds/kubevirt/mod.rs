@@ -80,7 +80,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     if !context.lookups.list(&known)?.is_empty() {
         return Err(Interrupt::failed(400, "Kubevirt is already created"));
     }
-    Ok(context.decide(configuration_errors(&new), vec![]))
+    Ok(context.decide(configuration_errors(&new), gate_warnings(&new.spec.configuration)))
 }
 
 /// Serves `/kubevirt-validate-update`.
@@ -323,13 +323,25 @@ fn operator_verbosity(spec: &KubeVirtSpec) -> Option<u64> {
     spec.configuration.developer_configuration.as_ref()?.log_verbosity.as_ref()?.virt_operator
 }
 
+/// Returns warnings about feature gates that are listed without effect.
+fn gate_warnings(configuration: &KubeVirtConfiguration) -> Vec<String> {
+    let (enabled, disabled) = gate_lists(configuration);
+    let warning = |(name, enabled): (&String, bool)| match FeatureGate::parse(name) {
+        Some(gate) => gate.warning().or_else(|| unsupported::gate(gate).filter(|_| enabled)),
+        None => {
+            let nearest = FeatureGate::nearest(name).map(|gate| format!(": did you mean {gate}?"));
+            Some(format!("feature gate {name} does not exist and has no effect{}", nearest.unwrap_or_default()))
+        }
+    };
+    let listed = enabled.iter().map(|name| (name, true)).chain(disabled.iter().map(|name| (name, false)));
+    listed.filter_map(warning).collect()
+}
+
 /// Returns warnings about fields without effect.
 pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
     let mut warnings = Vec::new();
-    let lists = gate_lists(&new.configuration);
-    if lists != gate_lists(&old.configuration) {
-        let listed = lists.0.iter().chain(lists.1);
-        warnings.extend(listed.filter_map(|name| FeatureGate::parse(name)?.warning()));
+    if gate_lists(&new.configuration) != gate_lists(&old.configuration) {
+        warnings.extend(gate_warnings(&new.configuration));
     }
     // The chart writes the policy of the components here, and manifests of the reference have it.
     if new.image_pull_policy != old.image_pull_policy {

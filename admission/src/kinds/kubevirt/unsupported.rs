@@ -3,9 +3,12 @@
 //! One table, like [`crate::rules::unsupported`] for VMIs, so that no field is accepted and then ignored. A process that starts
 //! to use a field removes its entry.
 
-use api::kubevirt::{
-    configuration::{KubeVirtConfiguration, MigrationConfiguration},
-    spec::KubeVirtSpec,
+use api::{
+    FeatureGate,
+    kubevirt::{
+        configuration::{KubeVirtConfiguration, MigrationConfiguration},
+        spec::KubeVirtSpec,
+    },
 };
 
 use super::CONFIGURATION;
@@ -17,7 +20,10 @@ type Entry<T> = (&'static str, &'static str, fn(&T) -> bool);
 const BACKUP: &str = "incremental backup";
 const CHART: &str = "the chart installs the components, by its values";
 const LIMITS: &str = "limits on requests to the API server";
+const CLAIMED: &str = "devices by resource claims";
+const ENCRYPTION: &str = "encrypted guests";
 const MEDIATED: &str = "mediated devices";
+const PINNING: &str = "pinned CPUs";
 const NO_SUCH_PROCESS: &str = "there is no such process";
 
 /// virt-handler uses the interface `migration0` of its pod if there is one.
@@ -58,7 +64,7 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
     ("commonInstancetypesDeployment", "common instance types are not part of an installation", |from| {
         from.common_instancetypes_deployment.as_ref().is_some_and(|common| common.enabled != Some(false))
     }),
-    ("confidentialCompute", "encrypted guests", |from| from.confidential_compute.is_some()),
+    ("confidentialCompute", ENCRYPTION, |from| from.confidential_compute.is_some()),
     ("controllerConfiguration", LIMITS, |from| from.controller_configuration.is_some()),
     ("developerConfiguration.logVerbosity.virtSynchronizationController", NO_SUCH_PROCESS, |from| {
         let developer = from.developer_configuration.as_ref();
@@ -102,6 +108,37 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
     ("vmStateStorageClass", "persistent state of a VM", |from| is_set(from.vm_state_storage_class.as_ref())),
     ("webhookConfiguration", LIMITS, |from| from.webhook_configuration.is_some()),
 ];
+
+/// Feature gates of the reference whose features are refused.
+const GATES: &[(FeatureGate, &str)] = &[
+    (FeatureGate::AlignCPUs, PINNING),
+    (FeatureGate::CPUManager, PINNING),
+    (FeatureGate::ConfigurableHypervisor, "hypervisors other than kvm"),
+    (FeatureGate::ContainerPathVolumes, "virtiofs"),
+    (FeatureGate::CrossArchitectureVirtualization, "CPU architectures other than amd64"),
+    (FeatureGate::DecentralizedLiveMigration, DECENTRALIZED),
+    (FeatureGate::DownwardMetrics, "host metrics"),
+    (FeatureGate::EnableVirtioFsStorageVolumes, "virtiofs"),
+    (FeatureGate::GPUsWithDRA, CLAIMED),
+    (FeatureGate::HostDevicesWithDRA, CLAIMED),
+    (FeatureGate::HostDisk, "host disks"),
+    (FeatureGate::IncrementalBackup, BACKUP),
+    (FeatureGate::NetworkDevicesWithDRA, CLAIMED),
+    (FeatureGate::OCIExport, "export of volumes"),
+    (FeatureGate::PasstBinding, "passt"),
+    (FeatureGate::Plugins, "plugins"),
+    (FeatureGate::ReservedOverheadMemlock, "locked memory"),
+    (FeatureGate::Snapshot, "snapshots"),
+    (FeatureGate::Template, "templates of virtual machines"),
+    (FeatureGate::WorkloadEncryptionSEV, ENCRYPTION),
+    (FeatureGate::WorkloadEncryptionTDX, ENCRYPTION),
+];
+
+/// Returns the warning about a gate that is enabled and whose feature is refused.
+pub(super) fn gate(gate: FeatureGate) -> Option<String> {
+    let (_, feature) = GATES.iter().find(|(known, _)| *known == gate)?;
+    Some(format!("feature gate {gate} has no effect, since its feature is not supported yet: {feature}"))
+}
 
 /// Adds an error for each unsupported field of a spec.
 pub(super) fn field_errors(spec: &KubeVirtSpec, errors: &mut FieldErrors) {

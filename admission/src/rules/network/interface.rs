@@ -7,7 +7,7 @@ use api::{
     vmi::network::{Interface, Network},
 };
 
-use crate::context::{FieldErrors, PathText, addresses};
+use crate::context::{FieldErrors, PathText, accepted, addresses, supported};
 
 pub(super) const MODELS: [&str; 7] = ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139", "virtio"];
 /// Address of the bridge inside the pod.
@@ -45,7 +45,8 @@ pub(super) fn validate_state(
             }
         }
         other => {
-            errors.invalid(field, format!("logical {name} interface state value is unsupported: {other}"));
+            let known = accepted(&["up", "down", "absent"]);
+            errors.invalid(field, format!("logical {name} interface state value is unsupported: {other}, {known}"));
         }
     }
 }
@@ -71,8 +72,10 @@ pub(super) fn validate_binding(
         );
     }
     let on_pod = network.is_some_and(|network| network.pod.is_some());
+    // A network that is missing has an error of its own.
+    let elsewhere = network.is_some() && !on_pod;
     if interface.masquerade.is_some() {
-        if !on_pod {
+        if elsewhere {
             errors.invalid(format!("{path}.name"), "Masquerade interface only implemented with pod network");
         }
         if interface.mac().as_deref() == Some(BRIDGE_MAC) {
@@ -92,7 +95,7 @@ pub(super) fn validate_binding(
         if !config.enabled(api::FeatureGate::PasstBinding) {
             errors.invalid(format!("{path}.name"), "PasstBinding feature gate is not enabled");
         }
-        if !on_pod {
+        if elsewhere {
             errors.invalid(format!("{path}.name"), "PasstBinding interface only implemented with pod network");
         }
     }
@@ -112,7 +115,7 @@ pub(super) fn validate_device(path: PathText<'_>, interface: &Interface, errors:
     if let Some(model) = interface.model.as_deref().filter(|model| !model.is_empty() && !MODELS.contains(model)) {
         errors.not_supported(
             format!("{path}.model"),
-            format!("interface {name} uses model {model} that is not supported."),
+            format!("interface {name} uses model {model} that is not supported. {}", supported(&MODELS)),
         );
     }
     if let Some(mac) = interface.mac_address.as_deref().filter(|mac| !mac.is_empty()) {

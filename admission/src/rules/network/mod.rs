@@ -133,7 +133,7 @@ fn validate_mapping(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut 
     for (index, network) in spec.networks.iter().enumerate() {
         let field = format_args!("{root}.networks[{index}].name");
         if !interfaces.iter().any(|interface| interface.name == network.name) {
-            let message = format!("{field} '{}' not found.", network.name);
+            let message = format!("{field} '{}' not found. No interface has this name.", network.name);
             errors.required(field, message);
         }
     }
@@ -147,7 +147,7 @@ fn validate_mapping(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut 
     for (index, interface) in interfaces.iter().enumerate() {
         if !spec.networks.iter().any(|network| network.name == interface.name) {
             let field = field(index);
-            let message = format!("{field} '{}' not found.", interface.name);
+            let message = format!("{field} '{}' not found. No network has this name.", interface.name);
             errors.invalid(field, message);
         }
     }

@@ -172,3 +172,18 @@ fn dhcp_options_are_in_range() {
         "valid IPv4 addresses",
     );
 }
+
+#[test]
+fn interface_without_a_network_has_one_error() {
+    for binding in ["masquerade", "passtBinding"] {
+        let spec = json!({"networks": [{"name": "other", "pod": {}}], "domain": {"devices": {"interfaces": [
+            {"name": "default", binding: {}},
+        ]}}});
+        let errors = messages_with(spec, &ClusterConfig::default());
+        let expected = [
+            "spec.networks[0].name 'other' not found. No interface has this name.",
+            "spec.domain.devices.interfaces[0].name 'default' not found. No network has this name.",
+        ];
+        assert_eq!(errors, expected, "{binding}");
+    }
+}

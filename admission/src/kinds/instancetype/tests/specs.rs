@@ -15,13 +15,13 @@ fn instance_types_and_preferences_are_validated() {
         (
             CLASS,
             class(json!({"memory": {"overcommitPercent": 101}})),
-            Some((percent, "spec.memory.overcommitPercent '101': must be in range between 0 and 100.")),
+            Some((percent, "'101': must be in range between 0 and 100.")),
             None,
         ),
         (
             CLASS,
             class(json!({"memory": {"overcommitPercent": -1}})),
-            Some((percent, "spec.memory.overcommitPercent '-1': must be in range between 0 and 100.")),
+            Some((percent, "'-1': must be in range between 0 and 100.")),
             None,
         ),
         (
@@ -44,7 +44,10 @@ fn instance_types_and_preferences_are_validated() {
         (
             PREFERENCE,
             preference(json!({"cpu": {"preferredCPUTopology": "round"}})),
-            Some(("spec.cpu.preferredCPUTopology", "unknown preferredCPUTopology round")),
+            Some((
+                "spec.cpu.preferredCPUTopology",
+                "unknown preferredCPUTopology round, accepted values: sockets, cores, threads, spread, any",
+            )),
             None,
         ),
         (
