@@ -56,7 +56,9 @@ fn describe(name: &str, vm: &Value, is_missing: bool) -> Option<String> {
 pub(crate) fn with_start(name: &str, error: Error) -> Error {
     match error {
         Error::Refused { code, message }
-            if code == 409 && (message.contains("Halted") || message.contains("VM is not running")) =>
+            if code == 409
+                && (message.contains("Halted") || message.contains("VM is not running"))
+                && !message.contains("start it with") =>
         {
             Error::Refused { code, message: format!("{message}; start it with: kubectl virt start {name}") }
         }
@@ -218,6 +220,11 @@ mod tests {
             ),
             (409, "VM is not running: Halted", "VM is not running: Halted; start it with: kubectl virt start m"),
             (409, "another request is pending", "another request is pending"),
+            (
+                409,
+                "VM is not running: Halted: VM m is stopped; start it with: kubectl virt start m",
+                "VM is not running: Halted: VM m is stopped; start it with: kubectl virt start m",
+            ),
             (403, halted, halted),
         ] {
             assert_eq!(with_start("m", refused(code, message)).to_string(), expected);

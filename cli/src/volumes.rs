@@ -118,7 +118,8 @@ async fn source(connection: &Connection, name: &str) -> Result<Value, Error> {
     match connection.call(Method::GET, &claim, Vec::new()).await {
         Ok(_) => Ok(json!({"persistentVolumeClaim": {"claimName": name, "hotpluggable": true}})),
         Err(error) if is_not_found(&error) => Err(Error::Usage(format!(
-            "error adding volume, Volume {name} is not a DataVolume or PersistentVolumeClaim"
+            "error adding volume, Volume {name} is not a DataVolume or PersistentVolumeClaim: namespace {namespace} has no \
+             claim of this name"
         ))),
         Err(error) => Err(error),
     }

@@ -73,11 +73,6 @@ impl Objects {
         Ok(found)
     }
 
-    /// Reads a VMI.
-    pub(crate) async fn vmi(&self, namespace: &str, name: &str) -> Result<VirtualMachineInstance, ApiError> {
-        self.vmi_opt(namespace, name).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachineInstance, name))
-    }
-
     /// Reads the page of pods with the launcher pod of a VMI.
     pub(crate) async fn launcher_pods(&self, vmi: &VirtualMachineInstance) -> Result<Vec<Pod>, ApiError> {
         let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();

@@ -6,6 +6,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
+use serde_json::Value;
 
 use super::{HookError, call};
 
@@ -18,6 +19,9 @@ const MANAGER: &str = "helm";
 /// # Errors
 /// If the configuration is invalid or not supported.
 pub fn check_configuration(text: &str) -> Result<(), HookError> {
+    for warning in unknown_keys(text) {
+        tracing::warn!("value kubevirt.configuration: {warning}");
+    }
     let Ok(configuration) = serde_json::from_str(text) else { return Ok(()) };
     let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec { configuration, ..KubeVirtSpec::default() });
     let errors = admission::kinds::kubevirt::configuration_errors(&object);
@@ -26,6 +30,16 @@ pub fn check_configuration(text: &str) -> Result<(), HookError> {
     }
     let messages: Vec<&str> = errors.as_slice().iter().map(|error| error.message.as_str()).collect();
     Err(HookError::Configuration(messages.join("; ")))
+}
+
+/// Returns messages about keys of a configuration that do not exist. The API server drops them without a word.
+fn unknown_keys(text: &str) -> Vec<String> {
+    let Ok(configuration) = serde_json::from_str::<Value>(text) else { return vec![] };
+    let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec::default());
+    let Ok(mut object) = serde_json::to_value(object) else { return vec![] };
+    object["spec"]["configuration"] = configuration;
+    let found = admission::decode::object::<KubeVirt>(&object).err().unwrap_or_default();
+    found.as_slice().iter().map(|error| error.message.clone()).collect()
 }
 
 /// Updates the definitions. A current one, as after a first installation, is not written: the API server takes seconds to
@@ -116,6 +130,26 @@ mod tests {
         let vm = of("VirtualMachine");
         assert_eq!((vm.api_version.as_str(), vm.plural.as_str()), ("kubevirt.io/v1", "virtualmachines"));
         assert_eq!(of("VirtualMachineInstancePreset").api_version, "kubevirt.io/v1alpha3");
+    }
+
+    #[test]
+    fn keys_that_do_not_exist_are_named() {
+        for (text, expected) in [
+            ("{}", vec![]),
+            (r#"{"migrations": {"progressTimeout": 60}}"#, vec![]),
+            ("no JSON", vec![]),
+            (
+                r#"{"migrations": {"parallelMigrationPerCluster": 3}, "gates": []}"#,
+                vec![
+                    "spec.configuration.gates in body is a forbidden property",
+                    "spec.configuration.migrations.parallelMigrationPerCluster in body is a forbidden property",
+                ],
+            ),
+        ] {
+            let mut found = unknown_keys(text);
+            found.sort();
+            assert_eq!(found, expected, "{text}");
+        }
     }
 
     #[test]

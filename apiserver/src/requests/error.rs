@@ -42,12 +42,14 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ApiError {
     /// 404: the object does not exist.
-    #[error("{}.{GROUP} \"{name}\" not found", kind.singular())]
+    #[error("{}.{GROUP} \"{name}\" not found{hint}", kind.singular())]
     NotFound {
         /// Kind of the object.
         kind: Kind,
         /// Its name.
         name: String,
+        /// Reason and remedy, after the text that clients match.
+        hint: String,
     },
     /// 409: the state of the object does not allow the operation.
     #[error("Operation cannot be fulfilled on {}.{GROUP} \"{name}\": {message}", kind.singular())]
@@ -120,7 +122,7 @@ pub(crate) enum ApiError {
 impl ApiError {
     /// Returns 404 for an object.
     pub(crate) fn not_found(kind: Kind, name: &str) -> Self {
-        Self::NotFound { kind, name: name.to_owned() }
+        Self::NotFound { kind, name: name.to_owned(), hint: String::new() }
     }
 
     /// Returns 409 for an object.
@@ -185,7 +187,9 @@ impl ApiError {
             "code": self.status().as_u16(),
         });
         let details = match self {
-            Self::NotFound { kind, name } | Self::Conflict { kind, name, .. } | Self::Forbidden { kind, name, .. } => {
+            Self::NotFound { kind, name, .. }
+            | Self::Conflict { kind, name, .. }
+            | Self::Forbidden { kind, name, .. } => {
                 Some(json!({"name": name, "group": GROUP, "kind": kind.singular()}))
             }
             Self::Internal(message) | Self::Handler(message) => Some(json!({"causes": [{"message": message}]})),

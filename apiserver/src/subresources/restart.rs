@@ -16,6 +16,7 @@ use super::common::{
         self, Observed, Plan, RECOVERY_REQUIRED, VmiPatch, grace_patch, remove_grace_patch, request as request_patch,
         run_strategy, stop_request, unknown_strategy,
     },
+    vmi_checks::is_stopped,
 };
 use crate::requests::error::ApiError;
 
@@ -47,14 +48,20 @@ fn decide(observed: Observed<'_>, options: &RestartOptions) -> Result<Plan, ApiE
         return Err(observed.conflict(RECOVERY_REQUIRED));
     }
     let strategy = run_strategy(observed.vm)?;
+    let can_start = matches!(strategy, RunStrategy::Halted | RunStrategy::Manual | RunStrategy::RerunOnFailure);
+    let hint = match &observed.vm.metadata.name {
+        Some(name) if can_start && observed.living().is_none() => is_stopped(name),
+        _ => String::new(),
+    };
     match strategy {
         RunStrategy::Halted | RunStrategy::Once => {
-            return Err(observed.conflict(format!("RunStategy {strategy} does not support manual restart requests")));
+            let message = format!("RunStategy {strategy} does not support manual restart requests{hint}");
+            return Err(observed.conflict(message));
         }
         RunStrategy::Other(_) => return Err(unknown_strategy(&strategy)),
         _ => {}
     }
-    let vmi = observed.vmi.ok_or_else(|| observed.conflict("VM is not running: Halted"))?;
+    let vmi = observed.vmi.ok_or_else(|| observed.conflict(format!("VM is not running: Halted{hint}")))?;
     let start = VirtualMachineStateChangeRequest { action: StateChangeAction::Start, ..Default::default() };
     let patch = request_patch(observed.vm, vec![stop_request(vmi), start])?;
     // One second: zero means the default in other components.
@@ -135,6 +142,15 @@ mod tests {
                 format!("RunStategy {strategy} does not support manual restart requests")
             );
         }
+        let stopped = ": VM vm is stopped; start it with: kubectl virt start vm";
+        assert_eq!(
+            conflict(restarted(&with_strategy("Halted"), None, None)),
+            format!("RunStategy Halted does not support manual restart requests{stopped}")
+        );
+        assert_eq!(
+            conflict(restarted(&with_strategy("Manual"), None, None)),
+            format!("VM is not running: Halted{stopped}")
+        );
         let changing = vm_with(
             json!({"runStrategy": "Always"}),
             json!({"conditions": [{"type": "VolumesChange", "status": "True"}]}),

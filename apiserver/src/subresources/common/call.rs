@@ -98,9 +98,12 @@ impl<'a> Call<'a> {
         self.context.objects.vm_opt(&self.object.namespace, &self.object.name).await
     }
 
-    /// Reads the VMI.
+    /// Reads the VMI. An error names the state of the VM.
     pub(crate) async fn vmi(self) -> Result<VirtualMachineInstance, ApiError> {
-        self.context.objects.vmi(&self.object.namespace, &self.object.name).await
+        match self.vmi_opt().await? {
+            Some(vmi) => Ok(vmi),
+            None => Err(vmi_checks::missing(&self.object.name, self.vm_opt().await.ok().flatten().as_ref())),
+        }
     }
 
     /// Reads the VMI if there is one.

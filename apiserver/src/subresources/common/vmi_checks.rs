@@ -1,6 +1,10 @@
 //! The state of a VMI. Clients match the messages.
 
-use api::{VirtualMachine, VirtualMachineInstance, enums::VmiPhase, owner};
+use api::{
+    VirtualMachine, VirtualMachineInstance,
+    enums::{PrintableStatus, VmiPhase},
+    owner,
+};
 
 use crate::requests::error::{ApiError, Kind};
 
@@ -57,7 +61,28 @@ pub(crate) fn check_created(vm: &VirtualMachine) -> Result<(), ApiError> {
         return Ok(());
     }
     let name = vm.metadata.name.as_deref().unwrap_or_default();
-    Err(ApiError::conflict(Kind::VirtualMachine, name, "VMI is not started"))
+    Err(ApiError::conflict(Kind::VirtualMachine, name, format!("VMI is not started{}", state_of(vm))))
+}
+
+/// Returns 404 for a VMI. `vm` is the VM of its name.
+pub(crate) fn missing(name: &str, vm: Option<&VirtualMachine>) -> ApiError {
+    let hint = vm.map(state_of).unwrap_or_default();
+    ApiError::NotFound { kind: Kind::VirtualMachineInstance, name: name.to_owned(), hint }
+}
+
+/// Returns the end of a message about a stopped VM: the command that starts it.
+pub(crate) fn is_stopped(name: &str) -> String {
+    format!(": VM {name} is stopped; start it with: kubectl virt start {name}")
+}
+
+/// Returns the end of a message about a VM without a VMI: its state, if virt-controller has reported one.
+fn state_of(vm: &VirtualMachine) -> String {
+    let name = vm.metadata.name.as_deref().unwrap_or_default();
+    match vm.status.as_ref().and_then(|status| status.printable_status.as_ref()) {
+        None => String::new(),
+        Some(PrintableStatus::Stopped) => is_stopped(name),
+        Some(state) => format!(": VM {name} has no VMI, its state is {state}"),
+    }
 }
 
 #[cfg(test)]
@@ -65,7 +90,7 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::testing::{bad, in_phase, vmi},
+        super::testing::{bad, in_phase, vm_with, vmi},
         *,
     };
 
@@ -81,6 +106,24 @@ mod tests {
         }
         let lost = vmi(json!({"domain": {"devices": {}}}), json!({"phase": "Running", "nodeName": ""}));
         assert_eq!(node(&lost), bad("No virt-handler on node  found"));
+    }
+
+    #[test]
+    fn missing_vmi_is_explained_by_its_vm() {
+        let vm = |state| vm_with(json!({"runStrategy": "Manual"}), json!({"printableStatus": state}));
+        let text = "virtualmachineinstance.kubevirt.io \"vm\" not found";
+        let stopped = ": VM vm is stopped; start it with: kubectl virt start vm";
+        for (vm, hint) in [
+            (None, ""),
+            (Some(vm(json!(null))), ""),
+            (Some(vm(json!("Stopped"))), stopped),
+            (Some(vm(json!("Starting"))), ": VM vm has no VMI, its state is Starting"),
+        ] {
+            let error = missing("vm", vm.as_ref());
+            assert_eq!((error.status().as_u16(), error.to_string()), (404, format!("{text}{hint}")));
+        }
+        let refused = check_created(&vm(json!("Stopped"))).unwrap_err().to_string();
+        assert!(refused.ends_with(&format!("VMI is not started{stopped}")), "{refused}");
     }
 
     #[test]
