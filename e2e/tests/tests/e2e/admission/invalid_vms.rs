@@ -1,6 +1,6 @@
 //! Invalid VMs.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use ferrovirt_e2e_tests::story;
 use serde_json::{Value, json};
 
@@ -84,5 +84,37 @@ fn invalid_vms_are_refused_with_the_field_named() {
         ensure!(s.list("vm", "").await?.is_empty(), "a refused VM exists");
         // The unchanged VM is valid.
         s.apply(&plain().to_string()).await
+    });
+}
+
+/// Returns changes of a VM and the text that kubectl prints for each.
+fn printed() -> Vec<(Value, &'static str)> {
+    let devices = |devices: Value| json!({"domain": {"devices": devices}});
+    let disks = json!([{"name": "root", "disk": {}}, {"name": "seed", "disk": {}}]);
+    vec![
+        (devices(json!({"tpm": {}})), ".devices.tpm: is not supported yet: an emulated TPM"),
+        (devices(json!({"disks": disks})), ".disks[1].name: 'seed' not found. No volume has this name."),
+        (json!({"domain": {"memory": {"guest": "128MB"}}}), ": write 128M or 128Mi"),
+        (json!({"domain": {"memory": {"guest": "128m"}}}), ".memory.guest: '128m': must be"),
+        (json!({"domain": {"cpu": {"sockets": 4, "maxSockets": 2}}}), "allowed: 4 of at most 2"),
+        (json!({"evictionStrategy": "Kick"}), "accepted values: None, LiveMigrate"),
+    ]
+}
+
+#[test]
+fn kubectl_prints_the_field_of_a_refusal_once_and_what_to_write_instead() {
+    story("printed", async |s| {
+        s.apply(&plain().to_string()).await?;
+        for (change, text) in printed() {
+            let patch = json!({"spec": {"template": {"spec": change}}}).to_string();
+            let refused = s.kubectl(&["patch", "vm", "plain", "--type=merge", "--patch", &patch]).await.err();
+            let refused = refused.with_context(|| format!("{change} is accepted"))?.to_string();
+            ensure!(refused.contains(text), "{change}: {refused}");
+            ensure!(!refused.contains(": :"), "a path is empty: {refused}");
+        }
+        let data = json!([{"op": "add", "path": "/spec/template/spec/volumes/-", "value": {
+            "name": "seed", "cloudInitNoCloud": {"userData": "hostname: a"},
+        }}, {"op": "add", "path": "/spec/template/spec/domain/devices/disks/-", "value": {"name": "seed", "disk": {}}}]);
+        s.kubectl(&["patch", "vm", "plain", "--type=json", "--patch", &data.to_string()]).await.map(drop)
     });
 }
