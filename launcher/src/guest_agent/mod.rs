@@ -117,7 +117,7 @@ struct Inner {
     /// Held while a query runs.
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
-    /// Notifies the poll of a change of the domain.
+    /// Notifies the poll of a change of the domain, or of an answer that differs from the one before.
     changed: Arc<Notify>,
     thaw: Mutex<Thaw>,
     /// Probes succeed without a query.
@@ -415,6 +415,10 @@ impl Inner {
             }
             *facts != before
         });
+        let is_polled = !matches!(answer, Answer::Users(_) | Answer::FileSystems(_) | Answer::Load(_));
+        if is_polled && state.answers.iter().any(|(known, _, before)| *known == query && *before != answer) {
+            self.changed.notify_one();
+        }
         state.answers.retain(|(known, ..)| *known != query);
         state.answers.push((query, Instant::now(), answer));
     }

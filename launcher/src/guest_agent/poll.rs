@@ -58,31 +58,26 @@ pub(super) async fn run(agent: Weak<Inner>) {
     let Some(changed) = agent.upgrade().map(|inner| inner.changed.clone()) else { return };
     loop {
         let Some(next) = plan.iter_mut().min_by_key(|(_, due)| due.at) else { return };
-        let is_changed = tokio::select! {
-            () = changed.notified() => true,
+        tokio::select! {
+            () = changed.notified() => {
+                let now = Instant::now();
+                plan.iter_mut().for_each(|(_, due)| due.begin_again(now));
+            }
             () = sleep_until(next.1.at) => {
                 let Some(inner) = agent.upgrade() else { return };
-                let (frozen, is_new) = ask(inner, next.0).await;
+                let frozen = ask(inner, next.0).await;
                 next.1.asked(frozen && next.0 == Query::Freeze, Instant::now());
-                is_new
             }
-        };
-        if is_changed {
-            let now = Instant::now();
-            plan.iter_mut().for_each(|(_, due)| due.begin_again(now));
         }
     }
 }
 
-/// Runs one query. Returns true if the file systems are frozen, and true if the guest has given another answer than before.
-async fn ask(inner: Arc<Inner>, query: Query) -> (bool, bool) {
+/// Runs one query. Returns true if the file systems are frozen.
+async fn ask(inner: Arc<Inner>, query: Query) -> bool {
     let agent = GuestAgent { inner };
-    let before = agent.known(query);
     match agent.ask(query, Instant::now() + POLL_DEADLINE).await {
         Ok(_) | Err(GuestAgentError::Unsupported(_)) => {}
         Err(error) => tracing::debug!(%error, command = query.command(), "the guest agent query failed"),
     }
-    let is_new = before.is_some_and(|before| agent.known(query).is_some_and(|answer| answer != before));
-    let is_frozen = agent.inner.facts.borrow().file_systems == "frozen";
-    (is_frozen, is_new)
+    agent.inner.facts.borrow().file_systems == "frozen"
 }

@@ -143,26 +143,35 @@ async fn the_poll_reports_facts_and_a_disconnect_clears_them() {
 
 #[tokio::test(start_paused = true)]
 async fn the_poll_begins_again_after_a_change() {
-    let asked_after = async |changes_domain: bool, changes_answer: bool| {
-        let stage = Stage::known(&format!("again-{changes_domain}-{changes_answer}")).await;
+    let asked_after = async |change: &str| {
+        let stage = Stage::known(&format!("again-{change}")).await;
         let start = Instant::now();
         let until = |seconds| tokio::time::sleep_until(start + Duration::from_secs(seconds));
         // The pauses are 5, 10, 20, 40 and 80 s.
         until(100).await;
-        stage.guest.lacks_load.store(changes_answer, Ordering::SeqCst);
-        if changes_domain {
-            stage.agent.look_again();
+        stage.guest.lacks_load.store(change.ends_with("answer"), Ordering::SeqCst);
+        match change {
+            "domain" => stage.agent.look_again(),
+            "requested answer" => {
+                stage.agent.ask(Query::Agent, Instant::now() + Duration::from_secs(1)).await.unwrap();
+            }
+            _ => {}
         }
         until(108).await;
         let soon = stage.guest.asked("guest-get-host-name");
         until(163).await;
         (soon, stage.guest.asked("guest-get-host-name"))
     };
-    assert_eq!(asked_after(false, false).await, (5, 6));
-    // Another answer at 155 s.
-    assert_eq!(asked_after(false, true).await, (5, 7));
-    // At 105, 110, 120 and 140 s.
-    assert_eq!(asked_after(true, false).await, (6, 9));
+    for (change, expected) in [
+        ("none", (5, 6)),
+        // The poll gets it at 155 s.
+        ("answer", (5, 7)),
+        // At 105, 110, 120 and 140 s.
+        ("domain", (6, 9)),
+        ("requested answer", (6, 9)),
+    ] {
+        assert_eq!(asked_after(change).await, expected, "{change}");
+    }
 }
 
 #[tokio::test]
