@@ -7,12 +7,16 @@ use api::{
     VirtualMachineInstanceSpec, VirtualMachineSpec,
     constants::annotation::PCI_TOPOLOGY,
     hotplug::is_hotpluggable,
+    quantity,
     vmi::{
         spec::VirtualMachineInstanceTemplateSpec,
         volumes::{PersistentVolumeClaimVolumeSource, Volume},
     },
 };
-use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    api::apps::v1::ControllerRevision,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -26,6 +30,8 @@ pub(crate) const LABEL: &str = "ferrovirt.io/start-revision";
 pub(crate) const SPEC: &str = "spec";
 /// Field of the data: the template's spec with instance type and preference applied, if the VM names any.
 pub(crate) const EXPANDED: &str = "expandedTemplateSpec";
+/// Number of groups.
+const GROUPS: usize = 13;
 /// Bytes of a digest that are kept.
 const DIGEST_BYTES: usize = 12;
 
@@ -36,12 +42,20 @@ pub(crate) enum Group {
     Placement,
     /// Sockets.
     Sockets,
-    /// Other settings of vCPUs, and CPU resources.
+    /// Sockets to which the VMI can grow.
+    MaxSockets,
+    /// Other settings of vCPUs.
     Cpu,
+    /// CPU resources.
+    CpuResources,
     /// Guest memory.
     Guest,
-    /// Other settings of memory, and memory resources.
+    /// Guest memory to which the VMI can grow.
+    MaxGuest,
+    /// Other settings of memory.
     Memory,
+    /// Memory resources.
+    MemoryResources,
     /// Networks and interfaces.
     Networks,
     /// Volumes, disks and file systems, except hot-pluggable volumes and their disks, and the claims of the others.
@@ -53,12 +67,16 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; GROUPS] = [
         Self::Placement,
         Self::Sockets,
+        Self::MaxSockets,
         Self::Cpu,
+        Self::CpuResources,
         Self::Guest,
+        Self::MaxGuest,
         Self::Memory,
+        Self::MemoryResources,
         Self::Networks,
         Self::Volumes,
         Self::Claims,
@@ -77,6 +95,11 @@ fn digest(part: &impl Serialize) -> Digest {
     digest
 }
 
+/// Returns the amount in thousandths, which clients can write in several ways; the text if it is malformed.
+fn amount(quantity: Option<Quantity>) -> Option<Result<i64, String>> {
+    quantity.map(|quantity| quantity::milli(&quantity).map_err(|_| quantity.0))
+}
+
 /// Takes the name of the claim from a volume. Volumes that name it in either way are equal then.
 fn take_claim(volume: &mut Volume) -> Option<String> {
     if let Some(source) = volume.data_volume.take() {
@@ -88,7 +111,7 @@ fn take_claim(volume: &mut Volume) -> Option<String> {
 
 /// Digests of a VMI spec by group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SpecDigests([Digest; 9]);
+pub(crate) struct SpecDigests([Digest; GROUPS]);
 
 impl SpecDigests {
     /// Computes the digests of a spec.
@@ -101,11 +124,12 @@ impl SpecDigests {
             std::mem::take(&mut spec.tolerations),
         ));
         let resources = &mut domain.resources;
-        let mut amount = |name: &str| (resources.requests.remove(name), resources.limits.remove(name));
-        let (cpu_resources, memory_resources) = (amount("cpu"), amount("memory"));
+        let mut of = |name: &str| digest(&[resources.requests.remove(name), resources.limits.remove(name)].map(amount));
+        let (cpu_resources, memory_resources) = (of("cpu"), of("memory"));
         let (mut cpu, mut memory) = (domain.cpu.take().unwrap_or_default(), domain.memory.take().unwrap_or_default());
-        let (sockets, guest) = (digest(&cpu.sockets.take()), digest(&memory.guest.take()));
-        let (cpu, memory) = (digest(&(cpu, cpu_resources)), digest(&(memory, memory_resources)));
+        let (sockets, max_sockets) = (digest(&cpu.sockets.take()), digest(&cpu.max_sockets.take()));
+        let (guest, max_guest) = (digest(&amount(memory.guest.take())), digest(&amount(memory.max_guest.take())));
+        let (cpu, memory) = (digest(&cpu), digest(&memory));
         let networks = digest(&(std::mem::take(&mut spec.networks), std::mem::take(&mut devices.interfaces)));
         let (mut volumes, mut disks) = (std::mem::take(&mut spec.volumes), std::mem::take(&mut devices.disks));
         // A running VMI follows the volumes that can be plugged and their disks, but no drives.
@@ -116,7 +140,22 @@ impl SpecDigests {
         let claims: Vec<(String, String)> =
             volumes.iter_mut().filter_map(|volume| Some((volume.name.clone(), take_claim(volume)?))).collect();
         let volumes = digest(&(volumes, disks, std::mem::take(&mut devices.filesystems)));
-        Self([placement, sockets, cpu, guest, memory, networks, volumes, digest(&claims), digest(&spec)])
+        let (claims, rest) = (digest(&claims), digest(&spec));
+        Self([
+            placement,
+            sockets,
+            max_sockets,
+            cpu,
+            cpu_resources,
+            guest,
+            max_guest,
+            memory,
+            memory_resources,
+            networks,
+            volumes,
+            claims,
+            rest,
+        ])
     }
 
     /// Returns the groups that differ.
@@ -250,11 +289,15 @@ mod tests {
             (json!({"tolerations": [{"key": "a"}]}), vec![Group::Placement]),
             (json!({"domain": {"cpu": {"cores": 2}}}), vec![Group::Cpu]),
             (json!({"domain": {"cpu": {"sockets": 2}}}), vec![Group::Sockets]),
-            (json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 4}}}), vec![Group::Sockets, Group::Cpu]),
-            (json!({"domain": {"memory": {"maxGuest": "4Gi"}}}), vec![Group::Memory]),
-            (json!({"domain": {"resources": {"requests": {"cpu": "2"}}}}), vec![Group::Cpu]),
+            (json!({"domain": {"cpu": {"sockets": 2, "maxSockets": 4}}}), vec![Group::Sockets, Group::MaxSockets]),
+            (json!({"domain": {"memory": {"maxGuest": "4Gi"}}}), vec![Group::MaxGuest]),
+            (json!({"domain": {"memory": {"hugepages": {"pageSize": "2Mi"}}}}), vec![Group::Memory]),
+            (json!({"domain": {"resources": {"requests": {"cpu": "2"}}}}), vec![Group::CpuResources]),
             (json!({"domain": {"memory": {"guest": "2Gi"}}}), vec![Group::Guest]),
-            (json!({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}), vec![Group::Memory]),
+            (json!({"domain": {"memory": {"guest": "1024Mi"}}}), vec![]),
+            (json!({"domain": {"memory": {"guest": "no amount"}}}), vec![Group::Guest]),
+            (json!({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}), vec![Group::MemoryResources]),
+            (json!({"domain": {"resources": {"requests": {"cpu": "1000m", "memory": "1073741824"}}}}), vec![]),
             (json!({"networks": [{"name": "default", "pod": {}}]}), vec![Group::Networks]),
             (json!({"domain": {"devices": {"disks": [{"name": "a"}]}}}), vec![Group::Volumes]),
             (

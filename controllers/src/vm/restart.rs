@@ -131,7 +131,14 @@ impl Template {
             // A size that is no longer named is that of the next start.
             Group::Sockets => self.size.sockets.is_some(),
             Group::Guest => self.size.guest.is_some(),
-            Group::Cpu | Group::Memory | Group::Volumes | Group::Rest => false,
+            Group::MaxSockets
+            | Group::Cpu
+            | Group::CpuResources
+            | Group::MaxGuest
+            | Group::Memory
+            | Group::MemoryResources
+            | Group::Volumes
+            | Group::Rest => false,
         };
         self.changes(started).iter().all(|group| is_followed(group) || self.in_effect.contains(group))
     }

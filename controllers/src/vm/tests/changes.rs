@@ -171,6 +171,52 @@ fn values_that_the_vmi_has_need_no_restart() {
 }
 
 #[test]
+fn size_that_was_changed_live_needs_no_restart_for_values_that_the_vmi_has() {
+    let domain = json!({
+        "cpu": {"sockets": 1}, "memory": {"guest": "1Gi"},
+        "resources": {"requests": {"cpu": "100m", "memory": "1Gi"}},
+    });
+    let template = json!({"spec": {"domain": domain}});
+    let first = vm(&json!({"runStrategy": "Always", "template": template}), &json!({"runStrategy": "Always"}));
+    let config = ClusterConfig { vm_rollout_strategy: RolloutStrategy::LiveUpdate, ..ClusterConfig::default() };
+    let mut vmi = instance(&first, "Running");
+    vmi.spec = start::defaulted_spec(&observed(&first, None, None, &config), &Chosen::default(), false).unwrap();
+    let starts = records(&decided(&first, None));
+    // The maxima are those of the start, and the requests have grown.
+    let mut live = serde_json::to_value(&vmi.spec).unwrap();
+    assert_eq!(
+        (&live["domain"]["cpu"]["maxSockets"], &live["domain"]["memory"]["maxGuest"]),
+        (&json!(4), &json!("4Gi"))
+    );
+    let size = json!({"domain": {
+        "cpu": {"sockets": 2}, "memory": {"guest": "2Gi"}, "resources": {"requests": {"cpu": "200m", "memory": "2Gi"}},
+    }});
+    json_patch::merge(&mut live, &size);
+    vmi.spec = serde_json::from_value(live.clone()).unwrap();
+    let grown = json!({"domain": {"cpu": {"sockets": 2}, "memory": {"guest": "2048Mi"}}});
+    for (change, required) in [
+        (json!({}), false),
+        (live, false),
+        (json!({"domain": {"cpu": {"model": "host-model"}}}), false),
+        (json!({"domain": {"cpu": {"model": "Skylake"}}}), true),
+        (json!({"domain": {"cpu": {"maxSockets": 4}, "memory": {"maxGuest": "4096Mi"}}}), false),
+        (json!({"domain": {"cpu": {"maxSockets": 8}}}), true),
+        (json!({"domain": {"memory": {"maxGuest": "8Gi"}}}), true),
+        (size, false),
+        (json!({"domain": {"resources": {"requests": {"cpu": "300m"}}}}), true),
+        (json!({"domain": {"resources": {"requests": {"memory": null}}}}), true),
+    ] {
+        let mut next = serde_json::to_value(&first).unwrap();
+        json_patch::merge(&mut next["spec"]["template"]["spec"], &grown);
+        json_patch::merge(&mut next["spec"]["template"]["spec"], &change);
+        let next: VirtualMachine = serde_json::from_value(next).unwrap();
+        let decision = decide(&Observed { starts: &starts, ..observed(&next, Some(&vmi), None, &config) }).unwrap();
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        assert_eq!(conditions.contains("RestartRequired"), required, "{change} {conditions}");
+    }
+}
+
+#[test]
 fn layout_of_the_pci_buses_is_kept_in_a_template_without_one() {
     const VERSION: &str = "kubevirt.io/pci-topology-version";
     const COUNT: &str = "kubevirt.io/pci-interface-slot-count";
