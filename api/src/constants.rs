@@ -177,6 +177,9 @@ pub mod annotation {
     pub const PCI_INTERFACE_SLOT_COUNT: &str = "kubevirt.io/pci-interface-slot-count";
     /// Annotations of the layout.
     pub const PCI_TOPOLOGY: [&str; 2] = [PCI_TOPOLOGY_VERSION, PCI_INTERFACE_SLOT_COUNT];
+    /// Names of interfaces that were plugged into a running VMI and whose MAC address the VM's template does not have yet, separated by
+    /// commas.
+    pub const INTERFACES_WITHOUT_MAC: &str = "ferrovirt.io/interfaces-without-mac";
     /// Name of the VMI of a launcher pod.
     pub const DOMAIN: &str = "kubevirt.io/domain";
     /// Name of the VMI that owns a pod.

@@ -11,7 +11,9 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use super::{
-    Observed, SyncError, blocked, hotplug, nics, resize,
+    Observed, SyncError, blocked, hotplug,
+    nics::{self, Macs},
+    resize,
     restart::{self, Template},
     start,
 };
@@ -147,7 +149,8 @@ fn move_volumes(
     Ok(refused)
 }
 
-/// Plugs and unplugs interfaces, and changes the template: those that are gone leave it, and the layout of the PCI buses stays. Returns an error for condition Failure.
+/// Plugs and unplugs interfaces, and changes the template: those that are gone leave it, plugged ones keep their MAC addresses, and the
+/// layout of the PCI buses stays. Returns an error for condition Failure.
 fn plug_nics(
     observed: &Observed<'_>,
     instance: &VirtualMachineInstance,
@@ -156,15 +159,19 @@ fn plug_nics(
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(template) = template else { return Ok(None) };
     let changes = template.nics(restart::started(observed, instance), instance);
+    let macs = Macs::of(&template.nics, instance, changes.vmi.as_ref());
     let mut wanted = observed.vm.clone();
-    if let Some(spec) = wanted.spec.template.spec.as_mut().filter(|_| !changes.gone.is_empty()) {
+    if let Some(spec) = &mut wanted.spec.template.spec {
         nics::remove(&changes.gone, spec);
+        macs.put(spec);
     }
     keep_pci_topology(instance, &mut wanted.spec.template.metadata);
     decision.effects.extend(Effect::change(Kind::VirtualMachine, observed.vm, &wanted, None)?);
-    let Some(nics) = changes.vmi else { return Ok(None) };
     let mut wanted = instance.clone();
-    nics.put(&mut wanted.spec);
+    macs.mark(&mut wanted);
+    if let Some(nics) = changes.vmi {
+        nics.put(&mut wanted.spec);
+    }
     change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)
 }
 

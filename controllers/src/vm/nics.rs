@@ -8,10 +8,14 @@
 //!   everything else -> at the next start
 //! ```
 //! Interfaces are compared with the VMI by name. This does not depend on the rollout strategy.
+//!
+//! The network plugins choose the MAC address of a plugged interface, and the template gets it for the next start: see [`Macs`].
+
+use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
-    constants::condition::MIGRATION_REQUIRED,
+    constants::{annotation::INTERFACES_WITHOUT_MAC, condition::MIGRATION_REQUIRED},
     nics::{DOMAIN, has_source, shown},
     vmi::network::{Interface, Network},
 };
@@ -86,6 +90,8 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
     for interface in &template.interfaces {
         let name = &interface.name;
         match present.interface(name) {
+            // It does not return before it is gone, and then with all of its settings.
+            Some(known) if known.is_absent() => {}
             Some(known) => {
                 match difference(template, &without_shown_mac(vmi, interface, known), &present, known) {
                     Some(Difference::Definition) if is_running && can_move(vmi, interface) => {
@@ -97,7 +103,7 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
                     Some(difference) if !written_alike => changes.require(name, difference.text()),
                     _ => {}
                 }
-                let known = wanted.interfaces.iter_mut().find(|known| known.name == *name && !known.is_absent());
+                let known = wanted.interfaces.iter_mut().find(|known| known.name == *name);
                 if let Some(known) = known.filter(|_| interface.sriov.is_none()) {
                     known.state.clone_from(&interface.state);
                 }
@@ -128,6 +134,61 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
     }
     changes.vmi = (is_running && wanted != present).then_some(wanted);
     changes
+}
+
+/// MAC addresses of plugged interfaces. An annotation of the VMI names the interfaces that wait for the template to get theirs. It is
+/// written with the plug and loses the name with the write to the template: a tool that takes the address out of the template
+/// again has the last word.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Macs {
+    /// Interfaces of the template and their addresses.
+    known: Vec<(String, String)>,
+    /// Names of interfaces that wait.
+    waiting: Vec<String>,
+}
+
+impl Macs {
+    /// Compares the template with the VMI and with the networks and interfaces that it gets now, if it gets others.
+    pub(super) fn of(template: &Nics, vmi: &VirtualMachineInstance, wanted: Option<&Nics>) -> Self {
+        let annotation = vmi.metadata.annotations.iter().flatten().find(|(key, _)| *key == INTERFACES_WITHOUT_MAC);
+        let waiting = annotation.map(|(_, names)| names.as_str()).unwrap_or_default().split(',');
+        let present = Nics::of(&vmi.spec);
+        let is_new = |interface: &&Interface| present.interface(&interface.name).is_none();
+        let plugged = wanted.iter().flat_map(|nics| &nics.interfaces).filter(is_new);
+        let names: BTreeSet<&str> = waiting.chain(plugged.map(|interface| interface.name.as_str())).collect();
+        let mut macs = Self::default();
+        for name in names {
+            let interface = template.interface(name).filter(|interface| !interface.is_absent());
+            if interface.is_none_or(|interface| interface.mac().is_some()) {
+                continue;
+            }
+            match shown(vmi, name).filter(|_| has_source(vmi, name, DOMAIN)).and_then(|shown| shown.mac.clone()) {
+                Some(mac) => macs.known.push((name.to_owned(), mac)),
+                None => macs.waiting.push(name.to_owned()),
+            }
+        }
+        macs
+    }
+
+    /// Writes the addresses into the spec of a template.
+    pub(super) fn put(&self, spec: &mut VirtualMachineInstanceSpec) {
+        for (name, mac) in &self.known {
+            let interface = spec.domain.devices.interfaces.iter_mut().find(|interface| interface.name == *name);
+            if let Some(interface) = interface {
+                interface.mac_address = Some(mac.clone());
+            }
+        }
+    }
+
+    /// Writes the names of the interfaces that wait into the VMI.
+    pub(super) fn mark(&self, vmi: &mut VirtualMachineInstance) {
+        let annotations = &mut vmi.metadata.annotations;
+        if !self.waiting.is_empty() {
+            annotations.get_or_insert_default().insert(INTERFACES_WITHOUT_MAC.to_owned(), self.waiting.join(","));
+        } else if let Some(annotations) = annotations {
+            annotations.remove(INTERFACES_WITHOUT_MAC);
+        }
+    }
 }
 
 impl Changes {
@@ -313,6 +374,51 @@ mod tests {
         }
         vmi.status.as_mut().unwrap().interfaces[0].info_source = Some("guest-agent".into());
         assert!(compare(&mac("02:00:00:00:00:0a"), &vmi, false).restart.is_some(), "the domain does not have it");
+    }
+
+    #[test]
+    fn template_gets_the_mac_address_of_a_plugged_interface_once() {
+        const MAC: &str = "02:00:00:00:00:0a";
+        let lan = |settings: &Value| {
+            let mut interface = json!({"name": "lan", "bridge": {}});
+            json_patch::merge(&mut interface, settings);
+            with(&[interface])
+        };
+        let (alone, plain) = (with(&[]), lan(&json!({})));
+        let known = || Macs { known: vec![("lan".to_owned(), MAC.to_owned())], ..Macs::default() };
+        let waiting = || Macs { waiting: vec!["lan".to_owned()], ..Macs::default() };
+        // Template and VMI, the names that wait, the sources of the status.
+        for (template, present, annotation, sources, expected) in [
+            (&plain, &alone, "", "", waiting()),
+            (&plain, &alone, "lan", "", waiting()),
+            (&lan(&json!({"macAddress": MAC})), &alone, "", "", Macs::default()),
+            (&plain, &plain, "lan", "multus-status", waiting()),
+            (&plain, &plain, "lan", "domain, multus-status", known()),
+            // The guest alone reports it.
+            (&plain, &plain, "lan", "guest-agent", waiting()),
+            // It was there at the start, or was written before.
+            (&plain, &plain, "", "domain, multus-status", Macs::default()),
+            (&lan(&json!({"macAddress": MAC})), &plain, "lan", "domain", Macs::default()),
+            (&lan(&json!({"state": "absent"})), &plain, "lan", "domain", Macs::default()),
+            (&alone, &plain, "lan", "domain", Macs::default()),
+        ] {
+            let mut vmi = vmi(present, &["default"], "Running");
+            vmi.metadata.annotations = Some([(INTERFACES_WITHOUT_MAC.to_owned(), annotation.to_owned())].into());
+            let shown = json!({"name": "lan", "infoSource": sources, "mac": MAC});
+            vmi.status.get_or_insert_default().interfaces.push(serde_json::from_value(shown).unwrap());
+            let wanted = compare(template, &vmi, false).vmi;
+            assert_eq!(Macs::of(template, &vmi, wanted.as_ref()), expected, "{template:?} {annotation:?} {sources}");
+        }
+    }
+
+    #[test]
+    fn written_mac_address_is_no_change_while_the_interface_is_unplugged() {
+        let lan =
+            |mac: Option<&str>| with(&[json!({"name": "lan", "bridge": {}, "state": "absent", "macAddress": mac})]);
+        for shown in [&["default", "lan"][..], &["default"]] {
+            let vmi = vmi(&lan(None), shown, "Running");
+            assert_eq!(compare(&lan(Some("02:00:00:00:00:0a")), &vmi, false).restart, None, "{shown:?}");
+        }
     }
 
     #[test]

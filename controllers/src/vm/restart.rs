@@ -73,7 +73,7 @@ pub(super) struct Template {
     pub(super) placement: Placement,
     pub(super) storage: Storage,
     pub(super) size: Size,
-    nics: Nics,
+    pub(super) nics: Nics,
     /// Groups of which the running VMI has what a start now would give it, if anything requires a restart otherwise.
     in_effect: Vec<Group>,
 }

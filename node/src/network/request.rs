@@ -187,8 +187,8 @@ fn server(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(169, 254, 75, last)
 }
 
-/// Returns the MAC address of a masquerade interface without one in the spec: the same with each start, different for each
-/// VMI and interface.
+/// Returns the MAC address of a masquerade interface without one in the spec: the same as long as the VMI exists, different for each
+/// VMI (and so with each start of a VM) and interface.
 fn own_mac(vmi: &VirtualMachineInstance, interface: &str) -> String {
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let digest = Sha256::digest(format!("{uid}/{interface}"));

@@ -254,6 +254,60 @@ fn layout_of_the_pci_buses_is_kept_in_a_template_without_one() {
     }
 }
 
+#[test]
+fn mac_address_of_a_plugged_interface_is_written_to_the_template_once() {
+    const MARK: &str = "ferrovirt.io/interfaces-without-mac";
+    let (mut interfaces, mut networks) =
+        (vec![json!({"name": "default", "masquerade": {}})], vec![json!({"name": "default", "pod": {}})]);
+    let mut vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
+    let spec = |interfaces: &[Value], networks: &[Value]| {
+        let spec = json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+        json!({"template": {"spec": spec}})
+    };
+    json_patch_spec(&mut vm, &spec(&interfaces, &networks));
+    let starts = records(&decided(&vm, None));
+    let mut vmi = instance(&vm, "Running");
+    interfaces.push(json!({"name": "lan", "bridge": {}}));
+    networks.push(json!({"name": "lan", "multus": {"networkName": "n"}}));
+    json_patch_spec(&mut vm, &spec(&interfaces, &networks));
+    let mut settle = |vm: &VirtualMachine, shown: &Value| {
+        let shown = json!({"status": {"interfaces": [{"name": "default", "infoSource": "domain"}, shown]}});
+        let mut next = serde_json::to_value(&vmi).unwrap();
+        json_patch::merge(&mut next, &shown);
+        let seen = serde_json::from_value(next.clone()).unwrap();
+        let decision = with_rollout(vm, &seen, &starts, RolloutStrategy::LiveUpdate);
+        let mut written = Value::Null;
+        for effect in &decision.effects {
+            match effect {
+                Effect::Patch { kind: Kind::VirtualMachine, subresource: None, patch, resource_version, .. } => {
+                    assert_eq!(resource_version.as_deref(), Some("3"));
+                    written =
+                        patch["spec"]["template"]["spec"]["domain"]["devices"]["interfaces"][1]["macAddress"].clone();
+                }
+                Effect::Patch { kind: Kind::Instance, patch, .. } => json_patch::merge(&mut next, patch),
+                _ => {}
+            }
+        }
+        assert!(!status_patch(&decision)["conditions"].to_string().contains("RestartRequired"), "{decision:?}");
+        vmi = serde_json::from_value(next.clone()).unwrap();
+        (written, next["metadata"]["annotations"][MARK].clone(), next["spec"].clone())
+    };
+    let in_pod = json!({"name": "lan", "infoSource": "multus-status", "mac": "02:00:00:00:00:0a"});
+    let mut in_domain = in_pod.clone();
+    in_domain["infoSource"] = json!("domain, multus-status");
+    let (written, mark, plugged) = settle(&vm, &in_pod);
+    assert_eq!((written, mark), (Value::Null, json!("lan")));
+    assert_eq!(settle(&vm, &in_pod), (Value::Null, json!("lan"), plugged.clone()));
+    // The spec of the VMI, and so the networks of its pods, stay.
+    assert_eq!(settle(&vm, &in_domain), (json!("02:00:00:00:00:0a"), Value::Null, plugged.clone()));
+    let mut kept = vm.clone();
+    interfaces[1]["macAddress"] = json!("02:00:00:00:00:0a");
+    json_patch_spec(&mut kept, &spec(&interfaces, &networks));
+    for template in [&kept, &vm] {
+        assert_eq!(settle(template, &in_domain), (Value::Null, Value::Null, plugged.clone()));
+    }
+}
+
 /// Applies a merge patch to the spec of a VM.
 fn json_patch_spec(vm: &mut VirtualMachine, change: &Value) {
     let mut spec = serde_json::to_value(&vm.spec).unwrap();

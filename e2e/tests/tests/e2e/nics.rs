@@ -117,16 +117,24 @@ pub(crate) fn vm(hostname: &str, name: &str) -> String {
     manifests::kernel_vm_on(hostname, name).replace("        devices: {}\n", networks)
 }
 
-/// Sets the interface `lan` of a VM to a state; empty: up.
+/// Sets the interface `lan` of a VM to a state; empty: up. It keeps the MAC address that it has in the template.
 pub(crate) async fn set(s: &Story, vm: &str, state: &str) -> Result<()> {
+    let mac = template_mac(&s.get("vm", vm).await?).clone();
     let spec = json!({
         "domain": {"devices": {"interfaces": [
-            {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}, "state": state}]}},
+            {"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}, "state": state, "macAddress": mac}]}},
         "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "lan"}}],
     });
     let patch = json!({"spec": {"template": {"spec": spec}}}).to_string();
     s.kubectl(&["patch", "vm", vm, "--type=merge", "-p", &patch]).await?;
     Ok(())
+}
+
+/// Returns the MAC address of the interface `lan` in the template of a VM.
+fn template_mac(vm: &Value) -> &Value {
+    let interfaces = vm["spec"]["template"]["spec"]["domain"]["devices"]["interfaces"].as_array();
+    let lan = interfaces.into_iter().flatten().find(|interface| interface["name"] == "lan");
+    lan.map_or(&Value::Null, |lan| &lan["macAddress"])
 }
 
 /// Returns the interface `lan` in the status of a VMI.
@@ -187,6 +195,7 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     let vmi = s.wait("vmi", "box", "have the interface", MINUTES, is_plugged).await?;
     let (mac, address) = (text(&lan(&vmi)["mac"])?, text(&lan(&vmi)["ipAddress"])?);
     run(&mut console, &until(&format!("grep -q {mac} /sys/class/net/eth1/address"))).await?;
+    s.wait("vm", "box", "have the MAC address", TIMEOUT, |vm| template_mac(vm) == mac.as_str()).await?;
     // By DHCP, and over the network.
     let port = run(&mut console, "dirname $(readlink -f /sys/class/net/eth1/device)").await?;
     run(&mut console, "ip link set eth1 up; udhcpc -i eth1 -n -q -t 20 -s /usr/lib/tiny/lease").await?;
@@ -216,6 +225,8 @@ async fn plugged_and_unplugged(s: &Story, plugins: &DynamicNetworks<'_>, hostnam
     run(&mut console, &until("[ -e /sys/class/net/eth1/device ]")).await?;
     let found = run(&mut console, "dirname $(readlink -f /sys/class/net/eth1/device)").await?;
     ensure!(found == port, "the interface is at {found}, and was at {port}");
+    let found = run(&mut console, "cat /sys/class/net/eth1/address").await?;
+    ensure!(found == mac, "the interface has the MAC address {found}, and had {mac}");
 
     set(s, "box", "absent").await?;
     run(&mut console, &until("[ ! -e /sys/class/net/eth1 ]")).await?;
