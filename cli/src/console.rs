@@ -29,9 +29,12 @@ pub(crate) struct ConsoleOptions {
     /// Minutes to wait until the VMI runs
     #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     timeout: u64,
-    /// Print the most recent output of the guest first
-    #[arg(long)]
+    /// Print the most recent output of the guest first (default)
+    #[arg(long, conflicts_with = "no_replay")]
     replay: bool,
+    /// Print only what the guest prints from now on
+    #[arg(long)]
+    no_replay: bool,
 }
 
 /// Reason why a console session ended.
@@ -44,7 +47,7 @@ enum End {
 
 pub(crate) async fn run(connection: &Connection, options: &ConsoleOptions) -> Result<(), Error> {
     let name = object_name(&options.vmi)?;
-    let subresource = if options.replay { "console?replay=true" } else { "console" };
+    let subresource = if options.no_replay { "console?replay=false" } else { "console?replay=true" };
     let path = connection.path("virtualmachineinstances", name, subresource);
     let timeout = Duration::from_secs(options.timeout.saturating_mul(60));
     let stream = match open(connection, name, &path, timeout).await {

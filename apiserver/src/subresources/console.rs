@@ -12,7 +12,7 @@ use super::common::{
 };
 use crate::{
     metrics::StreamKind,
-    requests::{error::ApiError, options::is_set},
+    requests::{error::ApiError, options::query_value},
 };
 
 pub(super) static SPECIFICATION: Specification = Specification {
@@ -40,8 +40,14 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let vmi = call.vmi().await?;
     decide(&vmi)?;
-    let action = if is_set(request.uri().query(), "replay") { "console?replay=true" } else { "console" };
-    stream::through_handler(call, &vmi, &STREAM, action, request).await
+    stream::through_handler(call, &vmi, &STREAM, action(request.uri().query()), request).await
+}
+
+/// Returns the request to virt-handler. Earlier output comes first unless the client refuses it: clients of the reference do not
+/// know the parameter, and their users see a prompt.
+fn action(query: Option<&str>) -> &'static str {
+    let replays = query_value(query, "replay").is_none_or(|value| api::is_true(&value));
+    if replays { "console?replay=true" } else { "console" }
 }
 
 #[cfg(test)]
@@ -50,6 +56,20 @@ mod tests {
 
     use super::*;
     use crate::subresources::common::testing::{self, bad, in_phase, with_devices};
+
+    #[test]
+    fn earlier_output_comes_first_unless_the_client_refuses_it() {
+        for (query, replays) in [
+            (None, true),
+            (Some("other=false"), true),
+            (Some("replay=true"), true),
+            (Some("replay=false"), false),
+            (Some("a=b&replay=0"), false),
+            (Some("replay=yes"), false),
+        ] {
+            assert_eq!(action(query).contains("replay=true"), replays, "{query:?}");
+        }
+    }
 
     #[test]
     fn console_needs_a_running_guest_with_a_serial_port() {

@@ -14,9 +14,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use super::replay::replayable;
 use crate::tasks::Tasks;
 
-/// Amount of earlier output a client can request, in bytes.
+/// Amount of earlier output that a client gets, in bytes.
 pub(crate) const KEPT_OUTPUT: usize = 64 * 1024;
 /// Limit of chunks queued for a client, each at most [`READ_SIZE`].
 const CLIENT_QUEUE: usize = 64;
@@ -72,7 +73,7 @@ impl Console {
             tasks.keep("serial log", copy_to_stdout(receiver));
             sender
         });
-        let broker = Broker { socket, requests, log, kept: VecDeque::new(), client: None };
+        let broker = Broker { socket, requests, log, kept: VecDeque::new(), is_cut: false, client: None };
         tasks.keep("serial console", broker.run());
         Self { attach }
     }
@@ -121,6 +122,8 @@ struct Broker {
     requests: mpsc::Receiver<Attach>,
     log: Option<mpsc::Sender<Bytes>>,
     kept: VecDeque<u8>,
+    /// Output before that in `kept` is lost.
+    is_cut: bool,
     client: Option<Client>,
 }
 
@@ -189,8 +192,7 @@ impl Broker {
         let (input_sender, input) = mpsc::channel(INPUT_QUEUE);
         let (cut_off, cut_off_receiver) = oneshot::channel();
         if request.replay {
-            let (front, back) = self.kept.as_slices();
-            for chunk in front.chunks(READ_SIZE).chain(back.chunks(READ_SIZE)) {
+            for chunk in replayable(self.kept.make_contiguous(), self.is_cut).chunks(READ_SIZE) {
                 if output.try_send(Bytes::copy_from_slice(chunk)).is_err() {
                     break;
                 }
@@ -207,6 +209,7 @@ impl Broker {
     fn output(&mut self, chunk: Bytes) {
         let excess = (self.kept.len() + chunk.len()).saturating_sub(KEPT_OUTPUT);
         self.kept.drain(..excess.min(self.kept.len()));
+        self.is_cut |= excess > 0;
         self.kept.extend(chunk.iter());
         if let Some(log) = &self.log {
             let _ = log.try_send(chunk.clone());

@@ -5,6 +5,7 @@
 
 pub(crate) mod console;
 pub(crate) mod display;
+mod replay;
 
 use std::{path::Path, time::Duration};
 

@@ -60,12 +60,12 @@ impl Story {
         command
     }
 
-    /// Opens the serial console of a VMI.
+    /// Opens the serial console of a VMI, without earlier output: prompts of then are no prompts of now.
     ///
     /// # Errors
     /// Fails if the plugin cannot be started.
     pub fn console(&self, vmi: &str) -> Result<Console> {
-        Console::open(self.virt_command(&["console", vmi]))
+        Console::open(self.virt_command(&["console", "--no-replay", vmi]))
     }
 
     /// Opens the console after a fault, with retries, and logs in unless the guest has a shell.

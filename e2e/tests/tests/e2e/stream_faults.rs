@@ -154,7 +154,7 @@ subjects:
 }
 
 /// Returns the stream, or fails with the server's message.
-fn opened(asked: Result<Socket, Box<Answer>>) -> Result<Socket> {
+pub(crate) fn opened(asked: Result<Socket, Box<Answer>>) -> Result<Socket> {
     match asked {
         Ok(stream) => Ok(stream),
         Err(answer) => bail!("refused: {} {}", answer.code, answer.message()),

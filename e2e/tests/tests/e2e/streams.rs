@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, echo, story};
+use ferrovirt_e2e_tests::{Console, Socket, echo, story};
 use futures::future::try_join_all;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::manifests;
+use crate::{manifests, stream_faults::opened};
 
 /// Bytes in each direction over a forwarded port.
 const SENT: usize = 10 * 1024 * 1024;
@@ -113,10 +113,29 @@ fn later_console_replaces_the_former_and_can_request_its_output() {
         let (answer, _) = second.run("echo here").await?;
         ensure!(answer.contains("here") && !answer.contains("seen-42"), "{answer:?}");
         second.leave().await?;
-        // ... unless it requests it.
-        let mut third = Console::open(s.virt_command(&["console", "--replay", "box"]))?;
+        // ... unless it takes the default.
+        let mut third = Console::open(s.virt_command(&["console", "box"]))?;
         third.expect("seen-42", Duration::from_secs(15)).await.context("replay")?;
         third.leave().await
+    });
+}
+
+#[test]
+fn console_shows_the_prompt_that_was_printed_before() {
+    story("prompt", async |s| {
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        s.wait_running("box").await?;
+        // As virtctl opens it, without any key.
+        let open = async |query: &str| {
+            let path = s.subresource("v1", "virtualmachineinstances/box", &format!("console{query}"));
+            opened(Socket::open(&s.client, &path, None).await?)
+        };
+        let soon = Duration::from_secs(5);
+        open("").await?.expect("login: ", Duration::from_secs(120)).await.context("boot")?;
+        open("").await?.expect("login: ", soon).await.context("later")?;
+        let silent = open("?replay=false").await?.expect("login: ", soon).await;
+        ensure!(silent.is_err(), "earlier output is shown although the client refuses it");
+        Ok(())
     });
 }
 
