@@ -64,6 +64,7 @@ mod replicas;
 mod rights;
 mod scheduling;
 mod silent_connections;
+mod silent_nodes;
 mod spellings;
 mod starts;
 mod strategies;

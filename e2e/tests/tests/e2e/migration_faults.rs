@@ -198,7 +198,7 @@ async fn all(s: &Story, storage: &Storage, nodes: &[String; 2]) -> Result<()> {
 }
 
 /// Starts the witnesses in a new guest.
-async fn prepare(s: &Story) -> Result<()> {
+pub(crate) async fn prepare(s: &Story) -> Result<()> {
     let mut guest = console(s, GUEST).await?;
     run(&mut guest, "modprobe -qa virtio_blk; true").await?;
     Witness::start(&mut guest).await?;
@@ -402,7 +402,7 @@ impl Row<'_> {
             let former = &former["metadata"]["uid"];
             let is_new = |vmi: &Value| vmi["metadata"]["uid"] != *former && vmi["status"]["phase"] == "Running";
             s.wait("vmi", GUEST, "be started again", MINUTES, is_new).await?;
-            self.one_lives(ends).await?;
+            one_lives(s, [&ends.source, &ends.target]).await?;
             prepare(s).await?;
         } else {
             let vmi = s.get("vmi", GUEST).await?;
@@ -414,7 +414,7 @@ impl Row<'_> {
                 "it is at {}, and the migration has {phase}",
                 vmi["status"]["nodeName"]
             );
-            self.one_lives(ends).await?;
+            one_lives(s, [&ends.source, &ends.target]).await?;
             let mut guest = console(s, GUEST).await?;
             Witness::goes_on(&mut guest, witness).await?;
             written(&mut guest, records).await?;
@@ -434,34 +434,33 @@ impl Row<'_> {
         // Pause and resume reach the guest.
         virt_handlers::serves(s, GUEST).await
     }
+}
 
-    /// Waits until one pod and one QEMU of the VMI are left, at the node of the VMI.
-    async fn one_lives(&self, ends: &Ends) -> Result<()> {
-        let s = self.s;
-        let deadline = Instant::now() + MINUTES;
-        loop {
-            let pod = alone(s, GUEST).await?;
-            let vmi = s.get("vmi", GUEST).await?;
-            let mut found = vec![];
-            for (node, name) in [(&ends.source, "source"), (&ends.target, "target")] {
-                for pod in s.launcher_pods(&vmi).await? {
-                    let lives = node.run(&living("qemu-system-x86_64", &uid(&pod)?)).await?;
-                    found.extend(lives.lines().map(|_| (name, pod["metadata"]["uid"].clone())));
-                }
+/// Waits until one pod and one QEMU of the VMI are left on these nodes, at the node of the VMI.
+pub(crate) async fn one_lives(s: &Story, nodes: [&Node; 2]) -> Result<()> {
+    let deadline = Instant::now() + MINUTES;
+    loop {
+        let pod = alone(s, GUEST).await?;
+        let vmi = s.get("vmi", GUEST).await?;
+        let mut found = vec![];
+        for (number, node) in nodes.into_iter().enumerate() {
+            for pod in s.launcher_pods(&vmi).await? {
+                let lives = node.run(&living("qemu-system-x86_64", &uid(&pod)?)).await?;
+                found.extend(lives.lines().map(|_| (number, pod["metadata"]["uid"].clone())));
             }
-            let is_one = matches!(found.as_slice(), [(_, of)] if *of == pod["metadata"]["uid"]);
-            if is_one && pod["spec"]["nodeName"] == vmi["status"]["nodeName"] {
-                return Ok(());
-            }
-            ensure!(Instant::now() < deadline, "QEMU lives {} times: {found:?}", found.len());
-            sleep(Duration::from_millis(500)).await;
         }
+        let is_one = matches!(found.as_slice(), [(_, of)] if *of == pod["metadata"]["uid"]);
+        if is_one && pod["spec"]["nodeName"] == vmi["status"]["nodeName"] {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "QEMU lives {} times: {found:?}", found.len());
+        sleep(Duration::from_millis(500)).await;
     }
 }
 
 /// Stops the next daemon of libvirt as soon as it has started. It is ready soon: few processes are started for this, outside the
 /// control group of the pod, with precedence over other processes.
-const STOP_DAEMON: &str = "renice -n -20 -p $$ >/dev/null; \
+pub(crate) const STOP_DAEMON: &str = "renice -n -20 -p $$ >/dev/null; \
      for group in cpu/ ''; do echo $$ >/host/sys/fs/cgroup/${group}cgroup.procs && break; done 2>/dev/null; \
      list() { grep -lsx libvirtd /proc/[0-9]*/comm; }; known=\" $(list | tr '\\n' ' ') \"; \
      { (for i in $(seq 9000); do for c in $(list); do case \"$known\" in *\" $c \"*) ;; *) \

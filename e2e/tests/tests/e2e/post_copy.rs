@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Node, Story, story, story_alone};
+use ferrovirt_e2e_tests::{Story, story, story_alone};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -18,11 +18,11 @@ use crate::{
 /// The resource of the device that the target needs.
 const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
 /// Changes 16 MiB of memory again and again, which no migration of the story can follow.
-const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
+pub(crate) const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
      { while :; do cat /source >/changing; done >/dev/null 2>&1 & }";
 
 /// A limit of the bandwidth below the rate of the changes, with a time limit of this many seconds.
-fn slow(seconds: u64, further: Value) -> Value {
+pub(crate) fn slow(seconds: u64, further: Value) -> Value {
     let mut settings = json!({"bandwidthPerMigration": "4Mi", "completionTimeoutPerGiB": seconds});
     if let (Some(settings), Some(further)) = (settings.as_object_mut(), further.as_object()) {
         settings.extend(further.clone());
@@ -165,47 +165,6 @@ fn guest_that_is_lost_in_post_copy_is_started_again() {
         })
         .await
     });
-}
-
-/// Time for which kubelet of a lost node stands still: the target waits for the source twice for a minute.
-const LOST_SECONDS: u64 = 170;
-
-#[test]
-fn guest_whose_source_node_is_lost_in_post_copy_is_started_again() {
-    story_alone("post-copy-source", async |s| {
-        if two_nodes(s).await?.is_none() {
-            return Ok(());
-        }
-        busy(s).await?;
-        with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
-            let source = s.enter_node(&s.node_of("box").await?).await?;
-            let lost = lost_with_its_source(s, &source).await;
-            source.leave().await?;
-            lost
-        })
-        .await
-    });
-}
-
-/// Stops kubelet and kills virt-handler on the source's node while the guest is in post-copy.
-async fn lost_with_its_source(s: &Story, source: &Node) -> Result<()> {
-    let (migration, vmi) = switched(s).await?;
-    let [stop, kill, go_on] =
-        [("kubelet", "STOP"), ("virt-handler", "KILL"), ("kubelet", "CONT")].map(|(name, sent)| signal(name, "", sent));
-    // The command itself runs by kubelet.
-    let script = format!("( sleep 1; {stop}; {kill}; sleep {LOST_SECONDS}; {go_on} ) </dev/null >/dev/null 2>&1 &");
-    source.run(&script).await?;
-    // The target decides: no virt-handler is on the node of the VMI.
-    let failed = s.wait("vmi", "box", "fail", MINUTES, |now| now["status"]["phase"] == "Failed").await?;
-    let (uid, status) = (&failed["metadata"]["uid"], &failed["status"]);
-    ensure!(*uid == vmi["metadata"]["uid"] && status["reason"] == "LostInPostCopy", "{uid} {status}");
-    ensure!(status["migrationState"]["failed"] == true, "{}", status["migrationState"]);
-    // Once the node is back and its pod is gone.
-    let is_new = |now: &Value| now["metadata"]["uid"] != vmi["metadata"]["uid"] && now["status"]["phase"] == "Running";
-    let wait = Duration::from_secs(LOST_SECONDS) + MINUTES;
-    s.wait("vmi", "box", "be started again", wait, is_new).await?;
-    s.wait_gone("vmim", &migration, MINUTES).await?;
-    alone(s, "box").await.map(drop)
 }
 
 /// Kills a program at the target while the guest is in post-copy.
