@@ -39,6 +39,9 @@ enum Unread {
     Network(String),
 }
 
+/// Checks data of one type.
+type Check = fn(&[u8]) -> Result<(), Unread>;
+
 /// Returns a warning for each inline cloud-init datum that no guest reads.
 pub(crate) fn warnings(root: &str, spec: &VirtualMachineInstanceSpec) -> Vec<String> {
     let mut warnings = Vec::new();
@@ -55,7 +58,7 @@ pub(crate) fn warnings(root: &str, spec: &VirtualMachineInstanceSpec) -> Vec<Str
         ];
         for (source, user, network) in sources.into_iter().flatten() {
             let path = format!("{root}.volumes[{index}].{source}");
-            let checks: [(_, _, fn(&[u8]) -> Result<(), Unread>); 2] =
+            let checks: [(_, _, Check); 2] =
                 [("userData", user, check_user_data), ("networkData", network, check_network)];
             for (field, (text, encoded), check) in checks {
                 let decoded = encoded.as_deref().filter(|encoded| !encoded.is_empty()).and_then(decode_base64);

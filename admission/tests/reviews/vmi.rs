@@ -100,6 +100,7 @@ fn virt_handlers_write_only_the_vmis_of_their_node() {
 #[test]
 fn malformed_amount_is_refused_once() {
     let mut object = vmi();
+    object["spec"]["architecture"] = json!("amd64");
     object["spec"]["domain"]["memory"] = json!({"guest": "much"});
     // Before defaults, which would copy it.
     for response in [create(object.clone()).send(), validate(object).send()] {
