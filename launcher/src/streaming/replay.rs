@@ -11,9 +11,9 @@ pub(super) fn replayable(kept: &[u8], is_cut: bool) -> Vec<u8> {
     let mut rest = kept.get(begin..).unwrap_or_default();
     let mut output = Vec::with_capacity(rest.len());
     while let Some((byte, after)) = rest.split_first() {
-        let left_out = match byte {
-            &ENQUIRY => 1,
-            &ESCAPE => left_out(after).map_or(0, |length| 1 + length),
+        let left_out = match *byte {
+            ENQUIRY => 1,
+            ESCAPE => left_out(after).map_or(0, |length| 1 + length),
             _ => 0,
         };
         if left_out == 0 {
