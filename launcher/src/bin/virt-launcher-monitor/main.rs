@@ -1,5 +1,6 @@
 //! virt-launcher-monitor: the first process of a launcher pod.
 
+mod daemon_log;
 mod supervisor;
 
 use std::process::ExitCode;

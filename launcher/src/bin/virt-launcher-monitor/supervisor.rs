@@ -20,6 +20,8 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, kill_process, wait},
 };
 
+use crate::daemon_log::DaemonLog;
+
 /// The worker.
 const WORKER: &str = "/usr/bin/virt-launcher";
 /// Number of crashes within [`CRASH_WINDOW`] after which the worker is not restarted.
@@ -69,17 +71,18 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
     };
     let (kept, args): (Vec<OsString>, Vec<OsString>) = args.into_iter().partition(|arg| arg == KEEP);
     let worker = std::env::var_os("VIRT_LAUNCHER_WORKER").unwrap_or_else(|| WORKER.into());
+    let mut log = DaemonLog::of(&args);
     let mut crashes: Vec<Instant> = Vec::new();
     let mut terminating = false;
     let code = loop {
-        let mut child = match start(&worker, &args) {
+        let mut child = match start(&worker, &args, log.as_ref()) {
             Ok(child) => child,
             Err(error) => {
                 eprintln!("virt-launcher-monitor: cannot start {}: {error}", worker.to_string_lossy());
                 break 1;
             }
         };
-        let status = watch(&signals, &mut child, &mut terminating);
+        let status = watch(&signals, &mut child, &mut terminating, &mut log);
         crashes.retain(|at| at.elapsed() < CRASH_WINDOW);
         match judge(status, crashes.len(), terminating) {
             Next::Exit(code) => break code,
@@ -90,19 +93,23 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
             }
         }
     };
-    let code = if end_all() { code } else { 1 };
+    let code = if end_all(&mut log) { code } else { 1 };
     if code != 0 && !kept.is_empty() {
         eprintln!("virt-launcher-monitor: the VMI has failed, keeping its pod until it is deleted");
         while !terminating {
-            wait_for_signal(&signals, IDLE);
+            wait_for_signal(&signals, None, IDLE);
             terminating = signals.take_end_request();
         }
     }
     ExitCode::from(code)
 }
 
-fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
-    Command::new(worker)
+fn start(worker: &OsString, args: &[OsString], log: Option<&DaemonLog>) -> std::io::Result<Child> {
+    let mut command = Command::new(worker);
+    if let Some(log) = log {
+        log.pass(&mut command);
+    }
+    command
         .args(args)
         // libvirt's client must not start a daemon: the worker does.
         .env("LIBVIRT_AUTOSTART", "0")
@@ -114,12 +121,18 @@ fn start(worker: &OsString, args: &[OsString]) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Waits for the worker's end, forwards signals and reaps other children meanwhile.
-fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) -> ExitStatus {
+/// Waits for the worker's end, forwards signals and the log of libvirt's daemon, and reaps other children meanwhile.
+fn watch(
+    signals: &signals::Signals,
+    child: &mut Child,
+    terminating: &mut bool,
+    log: &mut Option<DaemonLog>,
+) -> ExitStatus {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     // The latest time at which a signal that was received is forwarded.
     let mut due: Option<Instant> = None;
     loop {
+        forward(log);
         // Children are reaped at each wake-up; a missed one costs at most the timeout.
         while let Ok(Some((reaped, status))) = wait(WaitOptions::NOHANG) {
             if Some(reaped) == pid {
@@ -136,7 +149,7 @@ fn watch(signals: &signals::Signals, child: &mut Child, terminating: &mut bool) 
             let _ = kill_process(pid, Signal::TERM);
             due = None;
         }
-        wait_for_signal(signals, if due.is_some() { HANDLERS_CHECK } else { IDLE });
+        wait_for_signal(signals, log.as_ref(), if due.is_some() { HANDLERS_CHECK } else { IDLE });
     }
 }
 
@@ -154,18 +167,27 @@ fn is_caught(status: &str, signal: Signal) -> bool {
     mask & (1 << (signal.as_raw() - 1)) != 0
 }
 
-/// Waits for a signal, for at most `limit`.
-fn wait_for_signal(signals: &signals::Signals, limit: Duration) {
-    let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
+fn forward(log: &mut Option<DaemonLog>) {
+    if let Some(log) = log {
+        log.forward();
+    }
+}
+
+/// Waits for a signal or a line of the log, for at most `limit`.
+fn wait_for_signal(signals: &signals::Signals, log: Option<&DaemonLog>, limit: Duration) {
+    let fds = [Some(signals.fd()), log.map(DaemonLog::fd)];
+    let mut fds: Vec<PollFd<'_>> =
+        fds.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
     let _ = poll(&mut fds, Some(&limit));
 }
 
 /// Ends the remaining processes of the pod. Returns true if all have ended.
-fn end_all() -> bool {
+fn end_all(log: &mut Option<DaemonLog>) -> bool {
     let started = Instant::now();
     let mut asked = false;
     loop {
+        forward(log);
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let left = remaining();
         if left.is_empty() {
@@ -278,10 +300,10 @@ mod tests {
     fn signal_before_the_worker_has_handlers_reaches_them() {
         let signals = signals::Signals::new().unwrap();
         let slow = "sleep 0.5; trap 'exit 7' TERM; while :; do sleep 0.05; done";
-        let mut worker = start(&"/bin/sh".into(), &["-c".into(), slow.into()]).unwrap();
+        let mut worker = start(&"/bin/sh".into(), &["-c".into(), slow.into()], None).unwrap();
         kill_process(rustix::process::getpid(), Signal::TERM).unwrap();
         let mut terminating = false;
-        let status = watch(&signals, &mut worker, &mut terminating);
+        let status = watch(&signals, &mut worker, &mut terminating, &mut None);
         assert!(terminating);
         assert_eq!(judge(status, 0, terminating), Next::Exit(7), "{status}");
     }

@@ -310,7 +310,7 @@ async fn run_once(
         .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::inherit());
+        .stderr(log());
     if let Some(filters) = &program.log_filters {
         // The environment overrides the configuration file, whose output takes warnings only.
         command.env("LIBVIRT_LOG_FILTERS", filters).env("LIBVIRT_LOG_OUTPUTS", "1:stderr");
@@ -331,6 +331,13 @@ async fn run_once(
             }
         }
     }
+}
+
+/// Returns the log of the daemon: the pipe of virt-launcher-monitor, if it has made one.
+fn log() -> Stdio {
+    let pipe = std::env::var_os("VIRT_LAUNCHER_DAEMON_LOG");
+    let pipe = pipe.and_then(|path| std::fs::OpenOptions::new().write(true).open(path).ok());
+    pipe.map_or_else(Stdio::inherit, Stdio::from)
 }
 
 /// Waits until the process of a pidfd has ended; used for a daemon that was taken over.
