@@ -26,6 +26,17 @@ pub(crate) use self::{
 };
 use crate::files::FileError;
 
+/// Failure to find the disk in an image.
+#[derive(Debug, Error)]
+pub(crate) enum ContainerDiskError {
+    /// The file cannot be opened.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// There is not exactly one file.
+    #[error("/disk holds {0} files")]
+    NotOneFile(usize),
+}
+
 /// Failure to prepare a VMI's disks. The start is retried: an image may appear, space may be freed.
 #[derive(Debug, Error)]
 pub(crate) enum DiskError {
@@ -37,13 +48,18 @@ pub(crate) enum DiskError {
         /// Cause.
         source: FileError,
     },
-    /// The container disk does not hold exactly one file.
-    #[error("volume {volume}: the image must hold exactly one file in /disk, it holds {count}")]
-    NotOneFile {
+    /// The image of a container disk holds no disk where it must be.
+    #[error(
+        "volume {volume}: image {image} has no disk: {source}; it must contain exactly one disk image in /disk (raw or qcow2, for \
+         example /disk/disk.img), or the volume must name its path"
+    )]
+    ContainerDisk {
         /// The volume.
         volume: String,
-        /// Number of files.
-        count: usize,
+        /// Reference of the image.
+        image: String,
+        /// Cause.
+        source: ContainerDiskError,
     },
     /// An image cannot be used.
     #[error("volume {volume}: {source}")]

@@ -6,14 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, vmi::volumes::ContainerDiskSource};
 
 use super::Tolerance;
 use crate::{
     files::{FileError, UntrustedDir},
     paths::Paths,
     storage::{
-        Backend, DiskError, DiskSource,
+        Backend, ContainerDiskError, DiskError, DiskSource,
         claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
         grow,
         image::{self, ImageFormat},
@@ -21,17 +21,23 @@ use crate::{
 };
 
 /// Finds the image file of a container disk: the spec's path, else the only file in `/disk`.
-pub(super) fn container_disk(volume: &str, directory: &Path, path: Option<&str>) -> Result<PathBuf, DiskError> {
-    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
-    let image = UntrustedDir::open(directory).map_err(failed)?;
-    if let Some(path) = path.filter(|p| !p.is_empty()) {
-        return image.regular_file(Path::new(path)).map_err(failed);
+pub(super) fn container_disk(volume: &str, directory: &Path, disk: &ContainerDiskSource) -> Result<PathBuf, DiskError> {
+    let image = UntrustedDir::open(directory);
+    let image = image.map_err(|source| DiskError::File { volume: volume.to_owned(), source })?;
+    disk_in(&image, disk.path.as_deref()).map_err(|source| DiskError::ContainerDisk {
+        volume: volume.to_owned(),
+        image: disk.image.clone(),
+        source,
+    })
+}
+
+fn disk_in(image: &UntrustedDir, path: Option<&str>) -> Result<PathBuf, ContainerDiskError> {
+    if let Some(path) = path.filter(|path| !path.is_empty()) {
+        return Ok(image.regular_file(Path::new(path))?);
     }
-    let entries = image.entries(Path::new("disk")).map_err(failed)?;
-    let [only] = entries.as_slice() else {
-        return Err(DiskError::NotOneFile { volume: volume.to_owned(), count: entries.len() });
-    };
-    image.regular_file(&Path::new("disk").join(only)).map_err(failed)
+    let entries = image.entries(Path::new("disk"))?;
+    let [only] = entries.as_slice() else { return Err(ContainerDiskError::NotOneFile(entries.len())) };
+    Ok(image.regular_file(&Path::new("disk").join(only))?)
 }
 
 /// Creates a writable overlay over an image.

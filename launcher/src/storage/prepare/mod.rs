@@ -179,7 +179,7 @@ fn make(
 ) -> Result<DiskSource, DiskError> {
     let name = volume.name.as_str();
     if let Some(disk) = &volume.container_disk {
-        let file = container_disk(name, &paths.container_disk(name), disk.path.as_deref())?;
+        let file = container_disk(name, &paths.container_disk(name), disk)?;
         let info = image::inspect(&file).map_err(|source| DiskError::Image { volume: name.to_owned(), source })?;
         return layer(name, file, info.format, info.virtual_size, paths);
     }

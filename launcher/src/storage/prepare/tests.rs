@@ -80,12 +80,21 @@ fn an_overlay_over_a_claim_ignores_the_content_of_the_disk() {
 #[test]
 fn an_image_with_two_files_or_none_is_refused() {
     let scratch = Scratch::new("count");
-    let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x"}}));
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::NotOneFile { count: 0, .. })));
+    let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "registry/x:1"}}));
+    let error = || prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap_err().to_string();
+    let expected = |cause: &str| {
+        format!(
+            "volume root: image registry/x:1 has no disk: {cause}; it must contain exactly one disk image in /disk (raw or \
+             qcow2, for example /disk/disk.img), or the volume must name its path"
+        )
+    };
+    assert_eq!(error(), expected("/disk holds 0 files"));
     for name in ["a", "b"] {
         std::fs::write(scratch.1.join("images/root/disk").join(name), "x").unwrap();
     }
-    assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::NotOneFile { count: 2, .. })));
+    assert_eq!(error(), expected("/disk holds 2 files"));
+    std::fs::remove_dir_all(scratch.1.join("images/root/disk")).unwrap();
+    assert!(error().starts_with("volume root: image registry/x:1 has no disk: cannot open "), "{}", error());
 }
 
 #[test]
@@ -94,7 +103,8 @@ fn cve_2022_1798_the_path_of_a_container_disk_stays_in_the_image() {
     std::fs::write(scratch.1.join("secret"), "x").unwrap();
     for path in ["../../secret", "/disk/../../../secret"] {
         let vmi = vmi(json!({"name": "root", "containerDisk": {"image": "x", "path": path}}));
-        assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::File { .. })), "{path}");
+        let prepared = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start);
+        assert!(matches!(prepared, Err(DiskError::ContainerDisk { .. })), "{path}");
     }
 }
 
