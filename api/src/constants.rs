@@ -337,6 +337,8 @@ pub mod condition {
     pub const MIGRATION_REJECTED_BY_QUOTA: &str = "migrationRejectedByResourceQuota";
     /// The migration waits for utility volumes to be detached.
     pub const MIGRATION_BLOCKED_BY_UTILITY_VOLUMES: &str = "migrationBlockedByUtilityVolumes";
+    /// The migration has no running target pod yet, for this reason. KubeVirt has no such condition.
+    pub const MIGRATION_WAITING: &str = "migrationWaiting";
     /// The migration waits for a backup.
     pub const MIGRATION_BLOCKED_BY_BACKUP: &str = "migrationBlockedByBackup";
     /// Changes require a restart.

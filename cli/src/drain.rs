@@ -74,11 +74,7 @@ pub(crate) async fn status(connection: &Connection, options: &DrainOptions) -> R
         let field = |name: &str| vmi["metadata"][name].as_str().unwrap_or_default().to_owned();
         let (namespace, name) = (field("namespace"), field("name"));
         let migration = newest.get(&(namespace.clone(), name.clone()));
-        let waiting = match migration.filter(|migration| migration.needs_pod()) {
-            Some(migration) => migrations::waiting_pod(connection, &namespace, migration.uid()).await,
-            None => None,
-        };
-        let row = row(vmi, migration, &default, waiting);
+        let row = row(vmi, migration, &default);
         ways.push(row.way);
         rows.push(vec![namespace, name, row.strategy, row.phase, format!("{}: {}", row.way, row.detail)]);
     }
@@ -108,7 +104,7 @@ async fn default_strategy(connection: &Connection) -> Result<String, Error> {
 }
 
 /// Decides how a VMI leaves its node, by its newest migration and its strategy, as the eviction webhook does.
-fn row(vmi: &Value, migration: Option<&Migration>, default: &str, waiting_pod: Option<String>) -> Row {
+fn row(vmi: &Value, migration: Option<&Migration>, default: &str) -> Row {
     let strategy = vmi["spec"]["evictionStrategy"].as_str().filter(|set| !set.is_empty()).unwrap_or(default);
     let row = |phase: &str, way, detail: &str| Row {
         strategy: strategy.to_owned(),
@@ -119,11 +115,15 @@ fn row(vmi: &Value, migration: Option<&Migration>, default: &str, waiting_pod: O
     if let Some(active) = migration.filter(|migration| migration.is_active()) {
         let target = vmi["status"]["migrationState"]["targetNode"].as_str();
         let target = target.filter(|_| active.phase() == "Running").map(|node| format!("to node {node}"));
-        let detail = active.detail(Some(vmi), waiting_pod.clone());
-        let blocked = waiting_pod.is_some() || active.blocked().is_some();
+        let detail = active.detail(Some(vmi));
+        let way = match active.blocked() {
+            Some(_) => Way::Blocked,
+            None if active.is_queued() => Way::Waits,
+            None => Way::Migrates,
+        };
         let text: Vec<String> = target.into_iter().chain(detail).collect();
         let text = if text.is_empty() { active.name().to_owned() } else { text.join(", ") };
-        return row(active.phase(), if blocked { Way::Blocked } else { Way::Migrates }, &text);
+        return row(active.phase(), way, &text);
     }
     let conditions = vmi["status"]["conditions"].as_array();
     let migratable = conditions.and_then(|all| all.iter().find(|one| one["type"] == condition::LIVE_MIGRATABLE));
@@ -210,14 +210,18 @@ mod tests {
             (vmi("External", false, true), None, Way::Waits, "another program moves it"),
             (vmi("External", true, false), None, Way::Waits, "it was not evicted yet"),
         ] {
-            let row = row(&vmi, migration.as_ref(), "None", None);
+            let row = row(&vmi, migration.as_ref(), "None");
             assert_eq!((row.way, row.detail.as_str()), (way, detail), "{vmi}");
         }
-        let blocked = row(&vmi("", true, true), Some(&migration("Scheduling")), "LiveMigrate", Some("full".to_owned()));
-        assert_eq!(
-            (blocked.way, blocked.detail.as_str(), blocked.strategy.as_str()),
-            (Way::Blocked, "full", "LiveMigrate")
-        );
+        for (reason, way) in
+            [("TargetPodUnschedulable", Way::Blocked), ("ParallelOutboundMigrationsPerNode", Way::Waits)]
+        {
+            let mut waiting = migration("Pending");
+            let condition = json!({"type": "migrationWaiting", "status": "True", "reason": reason, "message": "full"});
+            waiting.0["status"]["conditions"] = json!([condition]);
+            let row = row(&vmi("", true, true), Some(&waiting), "LiveMigrate");
+            assert_eq!((row.way, row.detail.as_str(), row.strategy.as_str()), (way, "full", "LiveMigrate"), "{reason}");
+        }
     }
 
     #[test]

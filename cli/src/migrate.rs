@@ -75,13 +75,7 @@ async fn follow(connection: &Connection, vm: &str, created: &Identity, timeout: 
         let found = readable(connection, &migration_path).await?;
         let migration = found.map(Migration).filter(|found| found.uid() == created.uid);
         let vmi = readable(connection, &vmi_path).await?;
-        let reason = match &migration {
-            Some(migration) if migration.needs_pod() => {
-                migrations::waiting_pod(connection, namespace, &created.uid).await
-            }
-            _ => None,
-        };
-        Ok(match progress(migration.as_ref(), vmi.as_ref(), &created.uid, reason) {
+        Ok(match progress(migration.as_ref(), vmi.as_ref(), &created.uid) {
             Progress::Done(text) => Progress::Done(format!("VM {vm} {text}")),
             Progress::Failed(reason) => Progress::Failed(format!("the migration of VM {vm} failed: {reason}")),
             waiting => waiting,
@@ -99,7 +93,7 @@ async fn readable(connection: &Connection, path: &str) -> Result<Option<Value>, 
 }
 
 /// Returns the progress of the migration `uid`, of which the VMI knows more while it runs, and alone after it was deleted.
-fn progress(migration: Option<&Migration>, vmi: Option<&Value>, uid: &str, waiting_pod: Option<String>) -> Progress {
+fn progress(migration: Option<&Migration>, vmi: Option<&Value>, uid: &str) -> Progress {
     let in_vmi = vmi.map(|vmi| &vmi["status"]["migrationState"]).filter(|state| state["migrationUid"] == uid);
     let Some(migration) = migration else {
         return match in_vmi {
@@ -114,7 +108,7 @@ fn progress(migration: Option<&Migration>, vmi: Option<&Value>, uid: &str, waiti
     match migration.phase() {
         "Succeeded" => Progress::Done(moved(known)),
         "Failed" => Progress::Failed(migrations::failure(known)),
-        phase => Progress::Waiting(match migration.detail(vmi, waiting_pod) {
+        phase => Progress::Waiting(match migration.detail(vmi) {
             Some(detail) => format!("{phase}: {detail}"),
             None => phase.to_owned(),
         }),
@@ -139,7 +133,7 @@ mod tests {
 
     fn shown(status: Option<Value>, vmi: Option<Value>) -> Progress {
         let migration = status.map(|status| Migration(json!({"metadata": {"uid": "u"}, "status": status})));
-        progress(migration.as_ref(), vmi.as_ref(), "u", None)
+        progress(migration.as_ref(), vmi.as_ref(), "u")
     }
 
     fn vmi(state: Value) -> Option<Value> {

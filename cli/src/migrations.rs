@@ -1,6 +1,6 @@
 //! Migrations of VMIs, for the commands about them.
 
-use api::constants::{annotation, label};
+use api::constants::{annotation, condition};
 use http::Method;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -20,6 +20,10 @@ const BLOCKED: [(&str, &str); 4] = [
     ("migrationBlockedByUtilityVolumes", "utility volumes are attached"),
     ("migrationBlockedByBackup", "a backup is running"),
 ];
+
+/// Reasons of waits that end by themselves.
+const PASSING: [&str; 4] =
+    ["Backoff", "FormerMigration", "ParallelMigrationsPerCluster", "ParallelOutboundMigrationsPerNode"];
 
 #[derive(Deserialize)]
 struct List<T> {
@@ -113,22 +117,33 @@ impl Migration {
         !matches!(self.phase(), "Succeeded" | "Failed")
     }
 
-    /// Returns true while the target pod may wait for a node.
-    pub(crate) fn needs_pod(&self) -> bool {
-        matches!(self.phase(), "Pending" | "Scheduling")
-    }
-
     /// Returns why the migration does not proceed.
-    pub(crate) fn blocked(&self) -> Option<&'static str> {
-        let conditions = self.0["status"]["conditions"].as_array()?;
-        let is_set = |name: &str| conditions.iter().any(|one| one["type"] == name && one["status"] == "True");
-        BLOCKED.iter().find(|(name, _)| is_set(name)).map(|(_, text)| *text)
+    pub(crate) fn blocked(&self) -> Option<String> {
+        let known = BLOCKED.iter().find(|(name, _)| self.condition(name).is_some()).map(|(_, text)| (*text).to_owned());
+        known.or_else(|| self.waiting().filter(|waiting| !PASSING.contains(&waiting.0)).map(|waiting| waiting.1))
     }
 
     /// Returns the reason for which the migration waits, or its progress.
-    pub(crate) fn detail(&self, vmi: Option<&Value>, waiting_pod: Option<String>) -> Option<String> {
-        let blocked = self.blocked().map(str::to_owned);
-        blocked.or_else(|| waiting_pod.filter(|_| self.needs_pod())).or_else(|| progress(vmi?, self.uid()))
+    pub(crate) fn detail(&self, vmi: Option<&Value>) -> Option<String> {
+        let waits = self.blocked().or_else(|| self.waiting().map(|waiting| waiting.1));
+        waits.or_else(|| progress(vmi?, self.uid()))
+    }
+
+    /// Returns true if the migration waits for its turn.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.waiting().is_some_and(|waiting| PASSING.contains(&waiting.0))
+    }
+
+    /// Returns reason and message of a wait.
+    fn waiting(&self) -> Option<(&str, String)> {
+        let waiting = self.condition(condition::MIGRATION_WAITING)?;
+        Some((waiting["reason"].as_str().unwrap_or_default(), text(&waiting["message"])))
+    }
+
+    /// Returns a condition that is true.
+    fn condition(&self, name: &str) -> Option<&Value> {
+        let conditions = self.0["status"]["conditions"].as_array()?;
+        conditions.iter().find(|one| one["type"] == name && one["status"] == "True")
     }
 }
 
@@ -149,26 +164,6 @@ fn progress(vmi: &Value, uid: &str) -> Option<String> {
     let (processed, total, remaining) = (amount("processed")?, amount("total")?, amount("remaining")?);
     let rate = amount("rate").map(|rate| format!(", {rate}/s")).unwrap_or_default();
     (progress["migration"] == uid).then(|| format!("{processed} of {total} copied, {remaining} remain{rate}"))
-}
-
-/// Returns the scheduler's message about a target pod without a node. A user without rights on pods gets none.
-pub(crate) async fn waiting_pod(connection: &Connection, namespace: &str, uid: &str) -> Option<String> {
-    // The UID becomes part of a URL.
-    if uid.is_empty() || !uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
-        return None;
-    }
-    let label = label::MIGRATION_JOB_UID.replace('/', "%2F");
-    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}%3D{uid}&limit=2");
-    let answer = connection.call(Method::GET, &path, Vec::new()).await.ok()?;
-    unscheduled(&read(&answer).ok()?)
-}
-
-/// Returns the message of the first pod of a list that no node takes.
-fn unscheduled(pods: &Value) -> Option<String> {
-    let conditions =
-        pods["items"].as_array()?.iter().filter_map(|pod| pod["status"]["conditions"].as_array()).flatten();
-    let mut waiting = conditions.filter(|one| one["type"] == "PodScheduled" && one["status"] == "False");
-    waiting.next().map(|condition| format!("the target pod has no node: {}", text(&condition["message"])))
 }
 
 #[cfg(test)]
@@ -205,22 +200,21 @@ mod tests {
 
     #[test]
     fn reason_of_a_waiting_migration_is_shown() {
-        let condition = |name: &str| json!([{"type": name, "status": "True"}]);
-        let of = |conditions: Value| Migration(json!({"status": {"phase": "Scheduling", "conditions": conditions}}));
-        let waiting = || Some("no node".to_owned());
-        let quota = "the quota of the namespace has no room for the target pod";
-        assert_eq!(of(condition("migrationRejectedByResourceQuota")).detail(None, waiting()).as_deref(), Some(quota));
-        assert_eq!(of(json!([])).detail(None, waiting()).as_deref(), Some("no node"));
-        assert_eq!(of(json!([])).detail(None, None), None);
-        let pods = |status: &str| {
-            json!({"items": [{"status": {"conditions": [
-                {"type": "PodScheduled", "status": status, "message": "0/2 nodes are available"},
-            ]}}]})
-        };
-        let expected = "the target pod has no node: 0/2 nodes are available";
-        assert_eq!(unscheduled(&pods("False")).as_deref(), Some(expected));
-        assert_eq!(unscheduled(&pods("True")), None);
-        assert_eq!(unscheduled(&json!({"items": []})), None);
+        let waits =
+            |reason: &str| json!({"type": "migrationWaiting", "status": "True", "reason": reason, "message": "m"});
+        let quota = json!({"type": "migrationRejectedByResourceQuota", "status": "True"});
+        let no_room = "the quota of the namespace has no room for the target pod";
+        for (conditions, blocked, queued, detail) in [
+            (json!([]), None, false, None),
+            (json!([waits("TargetPodUnschedulable")]), Some("m"), false, Some("m")),
+            (json!([waits("ParallelMigrationsPerCluster")]), None, true, Some("m")),
+            (json!([waits("FailedCreate"), quota]), Some(no_room), false, Some(no_room)),
+        ] {
+            let migration = Migration(json!({"status": {"phase": "Pending", "conditions": conditions}}));
+            assert_eq!(migration.blocked().as_deref(), blocked, "{conditions}");
+            assert_eq!(migration.is_queued(), queued, "{conditions}");
+            assert_eq!(migration.detail(None).as_deref(), detail, "{conditions}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod container;
 mod metadata;
 mod networks;
+mod requirements;
 mod resources;
 mod scheduling;
 mod target;
@@ -24,6 +25,7 @@ use k8s_openapi::api::core::v1::{
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
+pub(crate) use self::requirements::{required_labels, with_unoffered};
 pub(crate) use self::target::{Target, is_target_of, render_target};
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
@@ -133,7 +135,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
             image_pull_secrets: some(image_pull_secrets(instance)),
             service_account_name: service_account,
             automount_service_account_token: Some(has_service_account_disk || istio),
-            node_selector: Some(scheduling::node_selector(inputs)),
+            node_selector: Some(scheduling::node_selector(instance, inputs.config)),
             affinity: Some(scheduling::affinity(inputs)),
             security_context: Some(PodSecurityContext {
                 fs_group: Some(LAUNCHER_UID),

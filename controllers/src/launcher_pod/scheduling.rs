@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use api::{
-    FeatureGate,
+    FeatureGate, VirtualMachineInstance,
+    config::ClusterConfig,
     constants::label,
     vmi::{
         cpu::Cpu,
@@ -20,13 +21,13 @@ use k8s_openapi::api::core::v1::{
 
 use super::Inputs;
 
-pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
-    let spec = &inputs.instance.spec;
+pub(super) fn node_selector(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> BTreeMap<String, String> {
+    let spec = &vmi.spec;
     let mut selector = BTreeMap::new();
     if let Some(architecture) = spec.architecture.as_ref().filter(|name| !name.is_empty()) {
         selector.insert("kubernetes.io/arch".to_owned(), architecture.to_lowercase());
     }
-    selector.extend(inputs.config.node_selectors.clone());
+    selector.extend(config.node_selectors.clone());
     selector.extend(spec.node_selector.clone());
     let mut require = |key: String| selector.insert(key, "true".to_owned());
     if let Some(cpu) = &spec.domain.cpu {
@@ -37,7 +38,7 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
             require(label::REALTIME.to_owned());
         }
         // Under emulation QEMU offers every model that it knows, and features do not depend on the node.
-        let emulates = inputs.config.use_emulation;
+        let emulates = config.use_emulation;
         if let Some(model) = named_model(cpu) {
             let prefix = if emulates { label::CPU_MODEL_MIGRATION_PREFIX } else { label::CPU_MODEL_PREFIX };
             require(format!("{prefix}{model}"));
@@ -51,7 +52,7 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
         }
     }
     let hyperv = spec.domain.features.as_ref().and_then(|features| features.hyperv.as_ref());
-    if let Some(hyperv) = hyperv.filter(|_| inputs.config.enabled(FeatureGate::HypervStrictCheck)) {
+    if let Some(hyperv) = hyperv.filter(|_| config.enabled(FeatureGate::HypervStrictCheck)) {
         for name in enlightenments(hyperv) {
             require(format!("{}{name}", label::HYPERV_PREFIX));
         }
@@ -60,10 +61,10 @@ pub(super) fn node_selector(inputs: &Inputs<'_>) -> BTreeMap<String, String> {
             require(format!("{}Intel", label::CPU_VENDOR_PREFIX));
         }
     }
-    if let Some(frequency) = api::tsc::frequency(inputs.instance) {
+    if let Some(frequency) = api::tsc::frequency(vmi) {
         require(format!("{}{frequency}", label::TSC_FREQUENCY_PREFIX));
     }
-    if let Some(board) = board(inputs) {
+    if let Some(board) = board(vmi) {
         require(format!("{}{board}", label::MACHINE_TYPE_PREFIX));
     }
     if let Some(security) = &spec.domain.launch_security {
@@ -110,9 +111,9 @@ fn named_model(cpu: &Cpu) -> Option<&str> {
 }
 
 /// Returns the machine type: the one in use, else the requested one.
-fn board<'a>(inputs: &Inputs<'a>) -> Option<&'a str> {
-    let running = inputs.instance.status.as_ref().and_then(|status| status.machine.as_ref());
-    let requested = inputs.instance.spec.domain.machine.as_ref();
+fn board(vmi: &VirtualMachineInstance) -> Option<&str> {
+    let running = vmi.status.as_ref().and_then(|status| status.machine.as_ref());
+    let requested = vmi.spec.domain.machine.as_ref();
     [running, requested].into_iter().flatten().map(|hardware| hardware.type_.as_str()).find(|name| !name.is_empty())
 }
 

@@ -8,7 +8,6 @@ use std::{
 
 use api::{
     MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, constants::event,
-    owner,
 };
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
@@ -16,11 +15,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
     Observed,
-    gate::{Gate, View},
+    gate::{Full, Gate, View},
 };
 use crate::{
     cache::Key,
-    launcher_pod::{NamespaceLimits, is_target_of},
+    launcher_pod::{NamespaceLimits, is_target_of, required_labels},
     resources::{
         Caches,
         attachments::CachedAttachment,
@@ -28,6 +27,7 @@ use crate::{
         migrations::{CachedPolicy, MigrationIndex, vmi_key},
         networks::CachedNetwork,
         nodes::CachedNode,
+        pod_warnings::PodWarning,
         pods::CachedPod,
         vmis::{claim_names, node_name},
     },
@@ -88,8 +88,11 @@ pub(crate) struct Snapshot {
     vmi: Option<Arc<VirtualMachineInstance>>,
     all: Vec<Arc<VirtualMachineInstanceMigration>>,
     pods: Vec<Arc<CachedPod>>,
+    warnings: Vec<Arc<PodWarning>>,
+    unoffered: Vec<String>,
     attachments: Vec<Arc<CachedAttachment>>,
     is_admitted: bool,
+    full: Option<Full>,
     source_node: Option<Arc<CachedNode>>,
     is_target_drained: bool,
     policies: Vec<Arc<CachedPolicy>>,
@@ -142,12 +145,14 @@ impl Controller for Migrations {
                 woken(Key::of(&vmi.metadata));
             }
         });
+        let (woken, pods) = (of_vmi.clone(), caches.pods.clone());
+        caches.warnings.listen(move |(_, present)| {
+            let pod = present.and_then(|warning| pods.get(&Key::of(&warning.metadata)));
+            pod.as_deref().and_then(CachedPod::vmi).into_iter().for_each(&woken);
+        });
         let woken = of_vmi.clone();
         caches.pods.listen(move |(former, present)| {
-            let Some(pod) = present.or(former) else { return };
-            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
-                woken(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
-            }
+            present.or(former).and_then(CachedPod::vmi).into_iter().for_each(&woken);
         });
         caches.attachments.listen(move |(former, present)| {
             if let Some(vmi) = present.or(former).and_then(CachedAttachment::vmi) {
@@ -187,12 +192,21 @@ impl Controller for Migrations {
             let node = pod.node_name.clone().and_then(|name| caches.nodes.get(&Key::cluster_wide(name)));
             node.is_some_and(|node| node.is_tainted(&config.node_drain_taint_key))
         };
-        let mut targets = pods.iter().filter(|pod| vmi.as_ref().is_some_and(|vmi| is_target_of(pod, &migration, vmi)));
-        let is_target_drained = (is_early || is_scheduled) && targets.any(is_drained);
+        let is_target = |pod: &&Arc<CachedPod>| vmi.as_ref().is_some_and(|vmi| is_target_of(pod, &migration, vmi));
+        let targets: Vec<&Arc<CachedPod>> = pods.iter().filter(is_target).collect();
+        let is_target_drained = (is_early || is_scheduled) && targets.iter().copied().any(is_drained);
+        let unschedulable = targets.iter().find(|pod| is_early && pod.is_unschedulable()).zip(vmi.as_ref());
+        let unoffered = unschedulable.map(|(pod, vmi)| {
+            let required = required_labels(vmi, &config).chain(pod.cpu_selector.keys().cloned());
+            required.filter(|key| !caches.offers.has(key)).collect()
+        });
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
         Some(Snapshot {
             all: vmi_key.map(|key| caches.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default(),
+            warnings: caches.warnings_of(&pods),
+            unoffered: unoffered.unwrap_or_default(),
             attachments: caches.attachments_of(&pods),
+            full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
             is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),
@@ -221,8 +235,11 @@ impl Controller for Migrations {
             vmi: snapshot.vmi.as_deref(),
             all: &snapshot.all,
             pods: &snapshot.pods,
+            warnings: &snapshot.warnings,
+            unoffered: &snapshot.unoffered,
             attachments: &snapshot.attachments,
             is_admitted: snapshot.is_admitted,
+            full: snapshot.full.as_ref(),
             is_reported: reported.contains(&uid),
             source_node: snapshot.source_node.as_deref(),
             is_target_drained: snapshot.is_target_drained,

@@ -121,6 +121,15 @@ impl State {
     }
 }
 
+/// A limit that is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// The number of migrations at a time.
+    Cluster,
+    /// The number of migrations away from this node.
+    Node(String),
+}
+
 /// The gate.
 #[derive(Default)]
 pub(super) struct Gate {
@@ -231,6 +240,19 @@ impl Gate {
         if state.admitted.remove(key) {
             state.deferred.insert(key.clone(), deferred);
             Self::update(&mut state, view, key, now);
+        }
+    }
+
+    /// Returns the limit for which a migration waits.
+    pub(super) fn full(&self, key: &Key, limits: &Migrations) -> Option<Full> {
+        let state = self.lock();
+        let Some(Standing::Waiting { node, .. }) = state.standings.get(key) else { return None };
+        let reaches = |count: usize, limit: u32| u32::try_from(count).is_ok_and(|count| count >= limit);
+        let leaving = state.outbound.get(node).copied().unwrap_or(0);
+        if reaches(state.running, limits.parallel_per_cluster) {
+            Some(Full::Cluster)
+        } else {
+            reaches(leaving, limits.parallel_outbound_per_node).then(|| Full::Node(node.clone()))
         }
     }
 

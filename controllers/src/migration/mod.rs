@@ -8,7 +8,7 @@
 //!     └──── deleted, VMI gone, pod down ──> Failed <───────────┴──── migrationState.failed ──────────────> Succeeded
 //! ```
 //! `phases.rs` decides the phase, `limits.rs` how long it may last, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
-//! `end.rs` what is left of one that has ended.
+//! `end.rs` what is left of one that has ended, `waits.rs` why one waits.
 
 mod backoff;
 mod controller;
@@ -23,6 +23,7 @@ mod status;
 mod target;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -34,12 +35,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 
 pub(crate) use self::controller::Migrations;
+use self::gate::Full;
 pub(crate) use self::object::{Origin, migration_of};
 use crate::{
     launcher_pod::{NamespaceLimits, is_target_of},
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, migrations::CachedPolicy, networks::CachedNetwork,
-        nodes::CachedNode, pods::CachedPod, vmis::node_name,
+        nodes::CachedNode, pod_warnings::PodWarning, pods::CachedPod, vmis::node_name,
     },
     runtime::{Decision, Effect, Event, Failure, Kind},
     vmi::present_pod,
@@ -55,10 +57,16 @@ pub(crate) struct Observed<'a> {
     pub all: &'a [Arc<VirtualMachineInstanceMigration>],
     /// Launcher pods of the VMI.
     pub pods: &'a [Arc<CachedPod>],
+    /// Warnings about pods that do not start.
+    pub warnings: &'a [Arc<PodWarning>],
+    /// Labels that the target pod requires and no node has, if it cannot be scheduled.
+    pub unoffered: &'a [String],
     /// Pods that attach claims to them.
     pub attachments: &'a [Arc<CachedAttachment>],
     /// It is the migration's turn to have a target pod.
     pub is_admitted: bool,
+    /// The limit for which it waits.
+    pub full: Option<&'a Full>,
     /// The event about an unschedulable target pod was emitted.
     pub is_reported: bool,
     /// Node of the VMI.

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     Observed, names,
     phases::{Step, utility_volumes_time},
+    waits,
 };
 use crate::runtime::{Decision, Effect, Event, Kind};
 
@@ -30,7 +31,8 @@ pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision
     if !step.passed.is_empty() {
         status.phase = Some(step.phase().clone());
     }
-    let waits = update_conditions(observed, step.phase(), status);
+    let begins = update_conditions(observed, step.phase(), status);
+    waits::update(observed, step.phase(), status, decision);
     if *step.phase() == MigrationPhase::Pending && status.migration_state.is_none() {
         status.migration_state = observed.source().map(|pod| VirtualMachineInstanceMigrationState {
             source_pod: pod.metadata.name.clone(),
@@ -46,7 +48,7 @@ pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision
             Some(event) => change.on_success(event),
             None => change,
         });
-        decision.effects.extend(waits.map(Effect::Event));
+        decision.effects.extend(begins.map(Effect::Event));
     }
     Ok(())
 }

@@ -4,19 +4,28 @@ use api::{
     constants::{component, label},
     instancetype::revision,
 };
+use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
         apps::v1::ControllerRevision,
-        core::v1::Node,
+        core::v1::{Event, Node},
         rbac::v1::ClusterRole,
     },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
+use kube::api::ObjectList;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Caches, attachments::CachedAttachment, start_revisions, watched_pod::WatchedPod};
+use super::{
+    Caches,
+    attachments::CachedAttachment,
+    pod_warnings::{self, PodWarning},
+    start_revisions,
+    watched_pod::WatchedPod,
+};
 use crate::{
     cache::{Cache, Cached, Key},
     runtime::{Answers, Kind},
@@ -105,5 +114,21 @@ impl Answers for Caches {
             // This process deletes no other objects.
             _ => {}
         }
+    }
+
+    fn warned(&self, namespace: &str, pod: &str, uid: &str, events: &ObjectList<Event>) {
+        let known = self.pods.get(&Key::new(namespace, pod));
+        let Some(known) = known.filter(|known| known.metadata.uid.as_deref() == Some(uid)) else { return };
+        self.warnings.observe(PodWarning {
+            metadata: ObjectMeta {
+                name: Some(pod.to_owned()),
+                namespace: Some(namespace.to_owned()),
+                uid: Some(uid.to_owned()),
+                resource_version: events.metadata.resource_version.clone(),
+                ..ObjectMeta::default()
+            },
+            read_at: Timestamp::now(),
+            warning: pod_warnings::newest(&events.items, known.has_network),
+        });
     }
 }

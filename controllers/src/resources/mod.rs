@@ -13,6 +13,7 @@ pub(crate) mod migrations;
 pub(crate) mod namespaces;
 pub(crate) mod networks;
 pub(crate) mod nodes;
+pub(crate) mod pod_warnings;
 pub(crate) mod pods;
 mod sources;
 pub(crate) mod start_revisions;
@@ -41,7 +42,8 @@ use self::{
     migrations::CachedPolicy,
     namespaces::{CachedNamespace, CachedQuota},
     networks::CachedNetwork,
-    nodes::CachedNode,
+    nodes::{CachedNode, Offers},
+    pod_warnings::PodWarning,
     pods::{CachedPod, PodIndex},
     start_revisions::StartRevision,
     workloads::CachedWorkload,
@@ -78,12 +80,16 @@ pub(crate) struct Caches {
     pub starts: Arc<Cache<StartRevision>>,
     /// Launcher pods.
     pub pods: Arc<Cache<CachedPod>>,
+    /// Warnings about launcher pods that do not start. Filled on demand.
+    pub warnings: Arc<Cache<PodWarning>>,
     /// Pods that attach the claims of hot-plugged volumes.
     pub attachments: Arc<Cache<CachedAttachment>>,
     /// Pods of virt-handler.
     pub handlers: Arc<Cache<CachedPod>>,
     /// Nodes.
     pub nodes: Arc<Cache<CachedNode>>,
+    /// Labels that the nodes offer to VMIs.
+    pub offers: Arc<Offers>,
     /// Persistent volume claims.
     pub claims: Arc<Cache<CachedClaim>>,
     /// Resource quotas.
@@ -134,6 +140,17 @@ impl Caches {
         let mut pods = self.pods.by(&PodIndex::Controller(uid));
         pods.retain(|pod| owner::is_controlled_by(&pod.metadata, vmi));
         pods
+    }
+
+    /// Returns the warnings about pods that do not start.
+    #[must_use]
+    pub(crate) fn warnings_of(&self, pods: &[Arc<CachedPod>]) -> Vec<Arc<PodWarning>> {
+        let waiting = pods.iter().filter(|pod| pod.is_starting());
+        let of = |pod: &Arc<CachedPod>| {
+            let warning = self.warnings.get(&Key::of(&pod.metadata))?;
+            (warning.metadata.uid == pod.metadata.uid).then_some(warning)
+        };
+        waiting.filter_map(of).collect()
     }
 
     /// Returns the attachment pods of launcher pods.
@@ -197,6 +214,7 @@ impl Caches {
             + self.revisions.visited()
             + self.starts.visited()
             + self.pods.visited()
+            + self.warnings.visited()
             + self.attachments.visited()
             + self.handlers.visited()
             + self.nodes.visited()

@@ -1,10 +1,18 @@
 //! Nodes, as far as controllers read them: heartbeat, taints and time stamp counter (TSC).
 
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
 use api::constants::{annotation, label};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::metadata::{keep, slim};
-use crate::cache::Cached;
+use super::{
+    metadata::{keep, slim},
+    pods::digest,
+};
+use crate::cache::{Cached, Seen};
 
 /// Label of a node with the frequency of its TSC in Hz.
 pub(crate) const TSC_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
@@ -36,6 +44,8 @@ pub(crate) struct CachedNode {
     pub metadata: ObjectMeta,
     /// Keys of its taints that keep new pods away.
     pub no_schedule: Vec<String>,
+    /// Digests of the labels by which it offers something to VMIs. There are hundreds.
+    pub offers: Vec<u64>,
 }
 
 impl Cached for CachedNode {
@@ -108,11 +118,73 @@ impl From<Node> for CachedNode {
                 || key.starts_with(label::TSC_FREQUENCY_PREFIX)
                 || CPU_LABELS.iter().any(|prefix| key.starts_with(prefix))
         };
+        let offers = node.metadata.labels.iter().flatten();
+        let offers = offers.filter(|(key, value)| *value == "true" && label::is_on_nodes(key));
+        let offers = offers.map(|(key, _)| digest(key)).collect();
         let labels =
             node.metadata.labels.take().map(|labels| labels.into_iter().filter(|(key, _)| wanted(key)).collect());
         let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
         let no_schedule =
             taints.into_iter().filter(|taint| taint.effect == NO_SCHEDULE).map(|taint| taint.key).collect();
-        Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) }, no_schedule }
+        Self { metadata: ObjectMeta { annotations, labels, ..slim(node.metadata) }, no_schedule, offers }
+    }
+}
+
+/// Numbers of nodes by the labels that they offer to VMIs.
+#[derive(Debug, Default)]
+pub(crate) struct Offers(Mutex<HashMap<u64, usize>>);
+
+impl Offers {
+    /// Follows a change of a node.
+    pub(crate) fn follow(&self, (former, present): Seen<'_, CachedNode>) {
+        let [former, present] = [former, present].map(|node| node.map_or(&[][..], |node| &node.offers));
+        if former == present {
+            return;
+        }
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in present {
+            *counts.entry(*key).or_default() += 1;
+        }
+        for key in former {
+            if let Some(count) = counts.get_mut(key) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(key);
+                }
+            }
+        }
+    }
+
+    /// Returns true if a node has this label with the value `true`.
+    #[must_use]
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&digest(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn label_is_offered_as_long_as_a_node_has_it() {
+        let node = |machine: &str, value: &str| {
+            let labels = json!({format!("machine-type.node.kubevirt.io/{machine}"): value, "zone": "true"});
+            let node = json!({"metadata": {"name": "n", "labels": labels}});
+            CachedNode::from(serde_json::from_value::<Node>(node).unwrap())
+        };
+        let offers = Offers::default();
+        let has = |machine: &str| offers.has(&format!("machine-type.node.kubevirt.io/{machine}"));
+        let (first, second, other) = (node("q35", "true"), node("q35", "true"), node("pc", "true"));
+        offers.follow((None, Some(&first)));
+        offers.follow((None, Some(&second)));
+        offers.follow((Some(&first), Some(&other)));
+        assert!(has("q35") && has("pc"));
+        offers.follow((Some(&second), None));
+        assert!(!has("q35") && has("pc") && !offers.has("zone"));
+        offers.follow((Some(&other), Some(&node("pc", "false"))));
+        assert!(!has("pc"));
     }
 }

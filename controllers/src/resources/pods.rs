@@ -6,8 +6,9 @@ use std::{
 };
 
 use api::{
+    VirtualMachineInstance,
     constants::{annotation, component, label},
-    quantity,
+    owner, quantity,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -17,7 +18,7 @@ use k8s_openapi::{
 use serde::{Deserialize, Serialize};
 
 use super::metadata::{keep, slim};
-use crate::cache::Cached;
+use crate::cache::{Cached, Key};
 
 /// Longest annotation about a pod's networks that is read: enough for a thousand of them.
 const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
@@ -181,6 +182,8 @@ pub(crate) struct CachedPod {
     pub unpaused: Option<PodCondition>,
     /// A container waits for this reason, with this message.
     pub waiting: Option<(String, String)>,
+    /// Its volumes and networks are ready: condition `PodReadyToStartContainers`.
+    pub has_network: bool,
     /// CPU and memory in the specification of the compute container.
     pub wanted: ComputeResources,
     /// CPU and memory that it has.
@@ -227,6 +230,25 @@ impl CachedPod {
         let requests_none = self.requested_networks.is_none_or(|requested| requested == digest(NO_NETWORKS));
         let has_none = requests_none && self.compute_running;
         self.networks.as_deref().or(has_none.then_some(&[]))
+    }
+
+    /// Returns true if the pod has a node and none of its containers has run.
+    #[must_use]
+    pub(crate) fn is_starting(&self) -> bool {
+        self.node_name.is_some() && self.phase == "Pending" && !self.compute_running && !self.is_going_down()
+    }
+
+    /// Returns the VMI of a launcher pod.
+    #[must_use]
+    pub(crate) fn vmi(&self) -> Option<Key> {
+        let owner = owner::controller_of_kind::<VirtualMachineInstance>(&self.metadata)?;
+        Some(Key::new(self.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()))
+    }
+
+    /// Returns true if no node takes the pod.
+    #[must_use]
+    pub(crate) fn is_unschedulable(&self) -> bool {
+        self.scheduled.as_ref().is_some_and(|condition| condition.status == "False")
     }
 
     /// Returns true if the pod is down or being deleted.
@@ -326,6 +348,7 @@ impl From<Pod> for CachedPod {
             image: container.and_then(|container| container.image),
             scheduled: condition("PodScheduled"),
             ready: condition("Ready"),
+            has_network: condition("PodReadyToStartContainers").as_ref().is_some_and(is_true),
             unpaused: condition(api::constants::condition::POD_UNPAUSED),
             waiting: waiting(status.init_container_statuses.as_deref().unwrap_or_default())
                 .or_else(|| waiting(containers)),

@@ -230,6 +230,15 @@ pub(crate) enum Effect {
         /// Their controller.
         owner: OwnerReference,
     },
+    /// Reads the warnings among the events of a pod. A failure does not end the decision and is not remembered.
+    ReadWarnings {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+        /// Its UID.
+        uid: String,
+    },
     /// Emits an event.
     Event(Event),
 }
@@ -328,7 +337,7 @@ impl Effect {
             | Self::Patch { options, .. }
             | Self::Delete { options, .. }
             | Self::Evict { options, .. } => Some(options),
-            Self::Restore { .. } | Self::Event(_) => None,
+            Self::Restore { .. } | Self::ReadWarnings { .. } | Self::Event(_) => None,
         }
     }
 

@@ -11,9 +11,10 @@ use std::{
 use daemon::{tasks::Tasks, telemetry::Traces};
 use http::Method;
 use k8s_openapi::{
-    api::core::v1::ObjectReference,
+    api::core::v1::{Event as PodEvent, ObjectReference},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
+use kube::api::ObjectList;
 use prometheus::Registry;
 use serde_json::{Value, json};
 
@@ -38,6 +39,10 @@ impl Answers for Stored {
         self.0.lock().unwrap().push((kind, object["metadata"]["name"].as_str().unwrap().to_owned()));
     }
     fn deleted(&self, _kind: Kind, _namespace: Option<&str>, _name: &str, _uid: Option<&str>) {}
+    fn warned(&self, _: &str, pod: &str, _: &str, events: &ObjectList<PodEvent>) {
+        let known = events.items.iter().filter_map(|event| event.reason.clone());
+        self.0.lock().unwrap().extend(known.map(|reason| (Kind::Pod, format!("{pod}: {reason}"))));
+    }
 }
 
 struct Fixture {
@@ -239,6 +244,20 @@ async fn conflict_is_decided_on_anew_after_a_delay() {
     let path = "/apis/kubevirt.io/v1/namespaces/n/virtualmachineinstances/a".to_owned();
     assert_eq!(server.requests(), [(Method::PATCH, path.clone()), (Method::PATCH, path)]);
     assert_eq!(fixture.stored.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn warnings_are_read_and_a_failure_to_read_them_stops_nothing() {
+    let event = json!({"metadata": {}, "involvedObject": {}, "reason": "FailedMount"});
+    let list = json!({"kind": "EventList", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}, "items": [event]});
+    let server = Server::new([Reply::Answer(200, list), Reply::Answer(403, status(403, "Forbidden"))]);
+    let fixture = fixture(&server);
+    let read = || Effect::ReadWarnings { namespace: "n".to_owned(), pod: "p".to_owned(), uid: "u".to_owned() };
+    let outcome = fixture.executor.carry_out("fake", vec![read(), read()], None).await;
+    assert_eq!(outcome, Outcome::Done { succeeded: vec![] });
+    let path = "/api/v1/namespaces/n/events".to_owned();
+    assert_eq!(server.requests(), [(Method::GET, path.clone()), (Method::GET, path)]);
+    assert_eq!(*fixture.stored.0.lock().unwrap(), [(Kind::Pod, "p: FailedMount".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -99,11 +99,26 @@ impl Lookup {
     }
 }
 
+/// Reason of an instance type that cannot be found or used.
+const NO_INSTANCETYPE: &str = "FailedFindInstancetype";
+/// Reason of a preference that cannot be found or used.
+const NO_PREFERENCE: &str = "FailedFindPreference";
+
 /// Returns the error about an instance type or preference that cannot be found or used.
 pub(super) fn not_found(role: Role, message: String) -> SyncError {
     let reason = match role {
-        Role::Instancetype => "FailedFindInstancetype",
-        Role::Preference => "FailedFindPreference",
+        Role::Instancetype => NO_INSTANCETYPE,
+        Role::Preference => NO_PREFERENCE,
     };
     SyncError::new(reason, message)
+}
+
+/// Returns the message of the event about an instance type or preference that prevents the start.
+pub(super) fn event_message(error: &SyncError) -> String {
+    let context = match error.reason.as_str() {
+        NO_INSTANCETYPE => "cannot use the instance type that the VM names",
+        NO_PREFERENCE => "cannot use the preference that the VM names",
+        _ => "error encountered while storing instancetype.kubevirt.io controllerRevisions",
+    };
+    format!("{context}: {}", error.message)
 }

@@ -130,8 +130,7 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
                 let start = settled.and(chosen.as_ref().map_err(Clone::clone));
                 let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &mut decision)?;
                 if let Err(error) = &start {
-                    let context = "error encountered while storing instancetype.kubevirt.io controllerRevisions";
-                    report(vm, error, format!("{context}: {}", error.message), &mut decision);
+                    report(vm, error, lookup::event_message(error), &mut decision);
                 }
                 error = failure.or(start.err());
                 failed_instance_restarts = restarts;

@@ -6,13 +6,15 @@ use api::{
     vm::status::VirtualMachineStartFailure,
 };
 
-use super::{backoff, run_strategy};
+use super::{SyncError, backoff, run_strategy};
 
+/// `error`: it shows in condition Failure.
 pub(super) fn status(
     vm: &VirtualMachine,
     instance: Option<&VirtualMachineInstance>,
     start_failure: Option<&VirtualMachineStartFailure>,
     unbound_claim: bool,
+    error: Option<&SyncError>,
 ) -> PrintableStatus {
     if vm.metadata.deletion_timestamp.is_some() {
         return PrintableStatus::Terminating;
@@ -27,6 +29,10 @@ pub(super) fn status(
     let failures = start_failure.and_then(|failure| failure.consecutive_fail_count).unwrap_or(0);
     if failures > 0 && backoff::applies(&vm.spec.effective_run_strategy()) {
         return PrintableStatus::CrashLoopBackOff;
+    }
+    // The start is tried again.
+    if must_run && instance.is_none() && error.is_some() {
+        return PrintableStatus::Starting;
     }
     PrintableStatus::Stopped
 }

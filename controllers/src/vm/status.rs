@@ -59,7 +59,8 @@ pub(super) fn update(
     conditions(instance, error, restart, &mut status.conditions, &now);
     // The VMI reports claims that do not exist.
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
-    status.printable_status = Some(printable::status(vm, instance, status.start_failure.as_ref(), unbound_claim));
+    let start_failure = status.start_failure.as_ref();
+    status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, error));
     status.volume_snapshot_statuses = snapshots(vm, observed.claims);
     wanted.status = Some(status);
 }

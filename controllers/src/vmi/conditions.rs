@@ -7,8 +7,11 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Observed, SyncError, pods::NO_HINTS};
-use crate::resources::pods::CachedPod;
+use super::{Observed, SyncError, pods::NO_HINTS, warnings};
+use crate::{
+    launcher_pod::with_unoffered,
+    resources::{pod_warnings, pods::CachedPod},
+};
 
 /// Reasons for which a container does not start, and which do not pass by themselves.
 const STUCK: &[&str] = &[
@@ -56,8 +59,8 @@ pub(super) fn update(
     } else {
         remove(conditions, condition::EVICTION_REQUESTED);
     }
-    synchronized(&phase, pod, error, conditions, &now);
-    scheduled(&phase, pod, error, conditions, &now);
+    synchronized(observed, &phase, pod, error, conditions);
+    scheduled(observed, &phase, pod, error, conditions);
 }
 
 /// Returns true if an eviction of the pod was requested and the VMI must leave its node.
@@ -97,24 +100,33 @@ fn ready(phase: &VmiPhase, pod: Option<&CachedPod>, former: Option<&Condition>, 
     }
 }
 
+/// Returns reason and message of a container that does not start.
+pub(super) fn stuck(pod: &CachedPod) -> Option<(&str, &str)> {
+    let (reason, message) = pod.waiting.as_ref()?;
+    STUCK.contains(&reason.as_str()).then_some((reason, message))
+}
+
 /// Reports the reason of a start that does not progress. virt-handler owns the condition once the VMI is Scheduled.
 fn synchronized(
+    observed: &Observed<'_>,
     phase: &VmiPhase,
     pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     conditions: &mut Vec<Condition>,
-    now: &Time,
 ) {
     let ours = matches!(phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling);
     if !ours {
         return;
     }
-    let stuck = pod.and_then(|pod| pod.waiting.as_ref()).filter(|(reason, _)| STUCK.contains(&reason.as_str()));
-    let shown = match (error, stuck) {
-        (Some(error), _) => Some((error.reason.as_str(), error.message.as_str())),
-        (None, Some((reason, message))) => Some((reason.as_str(), message.as_str())),
-        (None, None) => None,
-    };
+    let stuck = pod.and_then(stuck);
+    let starting = pod.filter(|pod| pod.is_starting());
+    let read = starting.and_then(|pod| warnings::of(observed, pod));
+    let warning = read.and_then(|read| read.warning.as_ref());
+    let warning = warning.map(|warning| (warning.reason, warning.message.as_str()));
+    let error = error.map(|error| (error.reason.as_str(), error.message.as_str()));
+    let shown = error.or(stuck).or(warning);
+    // After a change of the leader they have to be read first.
+    let is_unread = starting.is_some() && read.is_none();
     match shown {
         Some((reason, message)) => {
             // A changed wording alone (an image pull counts its attempts in it) is not worth a write.
@@ -125,12 +137,16 @@ fn synchronized(
                     && stuck.is_some()
             });
             if !known {
-                set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, message, now));
+                let now = Time(observed.now);
+                set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, message, &now));
             }
         }
         // virt-handler may have started and owns the condition then.
         None => conditions.retain(|known| {
-            let is_ours = |reason: &str| STUCK.contains(&reason) || NO_POD.contains(&reason);
+            let is_ours = |reason: &str| {
+                let is_over = pod_warnings::known(reason).is_some() && !is_unread;
+                is_over || STUCK.contains(&reason) || NO_POD.contains(&reason)
+            };
             known.type_ != condition::SYNCHRONIZED || !known.reason.as_deref().is_some_and(is_ours)
         }),
     }
@@ -138,12 +154,13 @@ fn synchronized(
 
 /// Mirrors that the pod cannot be scheduled.
 fn scheduled(
+    observed: &Observed<'_>,
     phase: &VmiPhase,
     pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     conditions: &mut Vec<Condition>,
-    now: &Time,
 ) {
+    let now = &Time(observed.now);
     let missing_claim = error.filter(|error| error.reason == reason::FAILED_PVC_NOT_FOUND);
     if let Some(error) = missing_claim {
         let unschedulable = reason::UNSCHEDULABLE;
@@ -154,8 +171,8 @@ fn scheduled(
     match unscheduled {
         Some(unscheduled) if *phase == VmiPhase::Scheduling => {
             let reason = unscheduled.reason.as_deref().unwrap_or_default();
-            let message = unscheduled.message.as_deref().unwrap_or_default();
-            set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, message, now));
+            let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), observed.unoffered);
+            set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, &message, now));
         }
         _ => {
             remove(conditions, condition::POD_SCHEDULED);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, owner, vsock};
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, vsock};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cache::Key,
-    launcher_pod::NamespaceLimits,
+    launcher_pod::{NamespaceLimits, required_labels},
     resources::{
         Caches,
         attachments::CachedAttachment,
@@ -23,6 +23,7 @@ use crate::{
         namespaces::QuotaIndex,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
         nodes::CachedNode,
+        pod_warnings::PodWarning,
         pods::CachedPod,
         vmis::{VmiIndex, claim_names, is_starting, is_unstarted, needs_tsc_frequency, network_names},
     },
@@ -56,6 +57,8 @@ impl Vmis {
 pub(crate) struct Snapshot {
     vmi: Arc<VirtualMachineInstance>,
     pods: Vec<Arc<CachedPod>>,
+    warnings: Vec<Arc<PodWarning>>,
+    unoffered: Vec<String>,
     attachments: Vec<Arc<CachedAttachment>>,
     missing: Vec<String>,
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
@@ -82,12 +85,18 @@ impl Controller for Vmis {
                 metrics.phase_changed(former, present, Timestamp::now());
             }
         });
-        let woken = wake.clone();
+        let (woken, pods) = (wake.clone(), caches.pods.clone());
+        caches.warnings.listen(move |(_, present)| {
+            let pod = present.and_then(|warning| pods.get(&Key::of(&warning.metadata)));
+            woken.keys(pod.as_deref().and_then(CachedPod::vmi));
+        });
+        let (woken, warnings) = (wake.clone(), caches.warnings.clone());
         caches.pods.listen(move |(former, present)| {
             let Some(pod) = present.or(former) else { return };
-            if let Some(owner) = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata) {
-                woken.key(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+            if present.is_none_or(|pod| !pod.is_starting()) && former.is_some_and(CachedPod::is_starting) {
+                warnings.observe_deleted(&Key::of(&pod.metadata), pod.metadata.uid.as_deref());
             }
+            woken.keys(pod.vmi());
         });
         // The pods of a migration are no longer needed when it has ended.
         let woken = wake.clone();
@@ -119,8 +128,9 @@ impl Controller for Vmis {
                 present.into_iter().flat_map(|network| vmis.keys_by(&VmiIndex::Network(Key::of(&network.metadata)))),
             );
         });
-        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
+        let (woken, vmis, offers) = (wake.clone(), caches.vmis.clone(), caches.offers.clone());
         caches.nodes.listen(move |(former, present)| {
+            offers.follow((former, present));
             let offer = |node: &CachedNode| node.tsc().map(|tsc| (tsc, node.is_schedulable()));
             if former.and_then(offer) != present.and_then(offer) {
                 woken.keys(vmis.keys_by(&VmiIndex::NeedsTscFrequency));
@@ -143,6 +153,12 @@ impl Controller for Vmis {
         let pods = caches.pods_of(&vmi);
         Some(Snapshot {
             attachments: caches.attachments_of(&pods),
+            warnings: caches.warnings_of(&pods),
+            unoffered: if pods.iter().any(|pod| pod.is_unschedulable()) {
+                required_labels(&vmi, &config).filter(|key| !caches.offers.has(key)).collect()
+            } else {
+                Vec::new()
+            },
             pods,
             missing: caches.missing_pods(&vmi),
             migrations: caches.migrations.by(&MigrationIndex::UnfinishedOfVmi(key.clone())),
@@ -168,6 +184,8 @@ impl Controller for Vmis {
         super::decide(&Observed {
             instance: &snapshot.vmi,
             pods: &snapshot.pods,
+            warnings: &snapshot.warnings,
+            unoffered: &snapshot.unoffered,
             attachments: &snapshot.attachments,
             missing: &snapshot.missing,
             migrations: &snapshot.migrations,

@@ -30,6 +30,7 @@ mod resize;
 #[cfg(test)]
 mod tests;
 mod volumes;
+mod warnings;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -58,8 +59,8 @@ use self::{
 use crate::{
     launcher_pod::NamespaceLimits,
     resources::{
-        attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pods::CachedPod,
-        vmis::is_unstarted,
+        attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pod_warnings::PodWarning,
+        pods::CachedPod, vmis::is_unstarted,
     },
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
@@ -72,6 +73,10 @@ pub(crate) struct Observed<'a> {
     pub pods: &'a [Arc<CachedPod>],
     /// Its migrations that have not ended.
     pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
+    /// Warnings about pods that do not start.
+    pub warnings: &'a [Arc<PodWarning>],
+    /// Labels that the pod requires and no node has, if the pod cannot be scheduled.
+    pub unoffered: &'a [String],
     /// Pods that attach claims to its launcher pods.
     pub attachments: &'a [Arc<CachedAttachment>],
     /// UIDs of pods in its status that no watch shows and whose end was not seen.
@@ -151,6 +156,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
         decision.effects.extend(hotplug::events(instance, &wanted));
         decision.effects.extend(resize::events(instance, &wanted));
         decision.effects.extend(ineffective::event(instance, &wanted));
+        decision.effects.extend(warnings::event(instance, &wanted));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);
@@ -162,6 +168,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     if let Some((pod, resources)) = pod.zip(resize) {
         resize::patch(observed, pod, resources, &mut decision);
     }
+    warnings::read(observed, &mut decision);
     Ok(decision)
 }
 

@@ -63,7 +63,7 @@ fn pending(
             fail(wanted, pod.reason.clone());
         }
         // One write covers the pod and its node. Nothing is written before the scheduler has decided.
-        Some(pod) if pod.node_name.is_some() || is_unschedulable(pod) || observed.instance.is_deleting() => {
+        Some(pod) if pod.node_name.is_some() || pod.is_unschedulable() || observed.instance.is_deleting() => {
             set(wanted, VmiPhase::Scheduling);
             bind(pod, wanted);
         }
@@ -80,10 +80,6 @@ fn scheduler_time_left(observed: &Observed<'_>, pod: &CachedPod) -> Option<std::
     let made = pod.metadata.creation_timestamp.as_ref()?.0;
     let left = SCHEDULER_GRACE.checked_sub(observed.now.duration_since(made))?;
     std::time::Duration::try_from(left).ok().filter(|left| !left.is_zero())
-}
-
-fn is_unschedulable(pod: &CachedPod) -> bool {
-    pod.scheduled.as_ref().is_some_and(|condition| condition.status == "False")
 }
 
 /// Records the pod's node and its consequences.

@@ -111,6 +111,20 @@ fn admitted_migration_holds_its_place_until_its_attempt_fails() {
 }
 
 #[test]
+fn limit_that_is_reached_is_known() {
+    let cluster = Cluster::new(&[("a1", "a", ""), ("a2", "a", ""), ("b1", "b", "")]);
+    assert!(cluster.admits("a1", &limits(2, 1)));
+    for (name, limits, expected) in [
+        ("a2", limits(2, 1), Some(Full::Node("a".to_owned()))),
+        ("a2", limits(1, 1), Some(Full::Cluster)),
+        ("b1", limits(2, 1), None),
+        ("a1", limits(1, 1), None),
+    ] {
+        assert_eq!(cluster.gate.full(&key(name), &limits), expected, "{name}");
+    }
+}
+
+#[test]
 fn migration_that_cannot_begin_stops_no_other() {
     let cluster = Cluster::new(&[("blocked", "a", "system-critical"), ("other", "b", "")]);
     let states = [

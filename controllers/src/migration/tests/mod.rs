@@ -5,6 +5,7 @@ mod gate;
 mod limits;
 mod phases;
 mod target;
+mod waits;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -104,8 +105,11 @@ fn observed<'a>(
         vmi,
         all: &[],
         pods,
+        warnings: &[],
+        unoffered: &[],
         attachments: &[],
         is_admitted: true,
+        full: None,
         is_reported: false,
         source_node: None,
         is_target_drained: false,

@@ -21,8 +21,11 @@ fn admitted_migration_gets_a_pod() {
         let decision = decide(&Observed { failure: Some(&failure), ..observed(&waiting, Some(&idle), &only) }).unwrap();
         assert!(created_pod(&decision).is_none());
         assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(2)));
-        let type_ = patch_of(&decision, Kind::Migration).map(|patch| patch["status"]["conditions"][0]["type"].clone());
-        assert_eq!(type_, is_quota.then(|| json!("migrationRejectedByResourceQuota")), "{message}");
+        let patch = patch_of(&decision, Kind::Migration).unwrap();
+        let conditions = patch["status"]["conditions"].as_array().unwrap();
+        let types: Vec<&str> = conditions.iter().filter_map(|condition| condition["type"].as_str()).collect();
+        let quota = is_quota.then_some("migrationRejectedByResourceQuota");
+        assert_eq!(types, quota.into_iter().chain(["migrationWaiting"]).collect::<Vec<_>>(), "{message}");
     }
 }
 

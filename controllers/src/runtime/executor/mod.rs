@@ -2,11 +2,12 @@
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
 //! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
-//! errors of writes.
+//! errors of writes, `warnings.rs` reads events.
 
 mod errors;
 mod image_volumes;
 mod restore;
+mod warnings;
 
 use std::{
     collections::HashMap,
@@ -15,9 +16,10 @@ use std::{
 };
 
 use daemon::telemetry::{OpenSpan, Traces};
+use k8s_openapi::api::core::v1::Event as PodEvent;
 use kube::{
     Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ObjectList, Patch, PatchParams, PostParams, Preconditions},
     core::Request,
 };
 use serde_json::{Value, json};
@@ -40,6 +42,8 @@ pub(crate) trait Answers: Send + Sync {
     fn written(&self, kind: Kind, object: Value);
     /// Removes an object that is gone.
     fn deleted(&self, kind: Kind, namespace: Option<&str>, name: &str, uid: Option<&str>);
+    /// Stores the warnings among the events of a pod.
+    fn warned(&self, namespace: &str, pod: &str, uid: &str, events: &ObjectList<PodEvent>);
 }
 
 /// The result of carrying out a decision.
@@ -146,7 +150,9 @@ impl Executor {
             drop(span);
             match result {
                 // A disruption budget that refuses one eviction may allow the next.
-                Err(error) if options.independent || matches!(effect, Effect::Evict { .. }) => {
+                Err(error)
+                    if options.independent || matches!(effect, Effect::Evict { .. } | Effect::ReadWarnings { .. }) =>
+                {
                     self.metrics.wrote(controller, verb, resource, "refused");
                     if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
                         tracing::info!(verb, resource, object = regarding_name, error = %message, "not carried out");
@@ -242,6 +248,9 @@ impl Executor {
             Effect::Restore { namespace, name, uids, labels, owner } => {
                 self.restore(namespace.as_deref(), name.as_deref(), uids, labels, owner).await.map(|()| None)
             }
+            Effect::ReadWarnings { namespace, pod, uid } => {
+                self.read_warnings(namespace, pod, uid).await.map(|()| None)
+            }
             Effect::Create { kind, namespace, object, options } => {
                 // The owner of the object is deleted with the namespace.
                 if namespace.as_deref().is_some_and(|namespace| self.answers.is_terminating(namespace)) {
@@ -336,6 +345,7 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
         Effect::Restore { .. } => ("restore", Kind::Pod.plural()),
+        Effect::ReadWarnings { .. } => ("list", "events"),
         Effect::Event(_) => ("event", "events"),
     }
 }
@@ -350,6 +360,7 @@ fn parts(effect: &Effect) -> (WriteOptions, &str) {
         | Effect::Delete { options, name, .. }
         | Effect::Evict { options, name, .. } => (options.clone(), name),
         Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),
+        Effect::ReadWarnings { pod, .. } => (WriteOptions::default(), pod),
         Effect::Event(Event { .. }) => (WriteOptions::default(), ""),
     }
 }

@@ -215,6 +215,8 @@ fn missing_instance_type_prevents_the_start_and_is_reported() {
     let status = status_patch(&decision);
     let failure = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Failure").unwrap();
     assert_eq!(failure["reason"], "FailedFindInstancetype");
+    // It starts as soon as the instance type exists.
+    assert_eq!(status["printableStatus"], "Starting");
     let message = "virtualmachineclusterinstancetypes.instancetype.kubevirt.io \"u1.small\" not found";
     assert_eq!(failure["message"], message);
     let shown = |decision: &Decision| decision.effects.iter().any(|effect| matches!(effect, Effect::Event(_)));

@@ -84,6 +84,8 @@ fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
     Observed {
         instance,
         pods: &[],
+        warnings: &[],
+        unoffered: &[],
         attachments: &[],
         missing: &[],
         migrations: &[],

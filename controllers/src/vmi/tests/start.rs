@@ -1,6 +1,7 @@
 //! Tests of the way from Pending to Scheduled.
 
 use super::*;
+use crate::resources::pod_warnings::Warning;
 
 #[test]
 fn new_vmi_gets_its_pod_and_nothing_else_is_written() {
@@ -77,7 +78,7 @@ fn vmi_shows_that_it_waits_for_the_scheduler_after_some_time() {
 
 #[test]
 fn bound_pod_is_shown_in_one_write() {
-    let decision = decided(&vmi(&json!({})), &[pod(&json!({}))]);
+    let decision = decided(&vmi(&json!({})), &[starting_pod(1)]);
     assert_eq!(decision.effects.len(), 1);
     let patch = patch_of(&decision, Kind::Instance).unwrap();
     assert_eq!(patch["metadata"]["labels"]["kubevirt.io/nodeName"], "n");
@@ -153,9 +154,9 @@ fn conditions_of_virt_handler_stay() {
         let mut vmi = in_phase("Scheduling");
         let condition = json!({"type": "Synchronized", "status": "False", "reason": reason, "message": "m"});
         vmi.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
-        decided(&vmi, &[pod(&json!({}))])
+        decided(&vmi, &[starting_pod(1)])
     };
-    assert_eq!(shown("Synchronizing with the Domain failed."), Decision::settled());
+    assert_eq!(patch_of(&shown("Synchronizing with the Domain failed."), Kind::Instance), None);
     for own in ["ErrImagePull", "FailedCreate", "FailedPvcNotFound"] {
         assert_eq!(condition_in(&status_of(&shown(own)), "Synchronized"), Value::Null, "{own}");
     }
@@ -260,4 +261,83 @@ fn vmi_with_vsock_gets_a_context_id_before_its_pod() {
         assert_eq!(says, cid.is_none(), "{held} {patch}");
         assert_eq!(decision.wake_after.is_some(), cid.is_none());
     }
+}
+
+fn starting_pod(age: i64) -> CachedPod {
+    let created = now().checked_sub(jiff::SignedDuration::from_secs(age)).unwrap().to_string();
+    pod(&json!({"metadata": {"creationTimestamp": created}}))
+}
+
+fn warning_about(reason: Option<&'static str>, seconds_ago: i64) -> Arc<PodWarning> {
+    let warning = reason.map(|reason| Warning { reason, message: "secret \"s\" not found".to_owned() });
+    let read_at = now().checked_sub(jiff::SignedDuration::from_secs(seconds_ago)).unwrap();
+    let metadata = serde_json::from_value(json!({"name": "virt-launcher-m-x", "namespace": "d", "uid": "p"})).unwrap();
+    Arc::new(PodWarning { metadata, read_at, warning })
+}
+
+fn decided_with(vmi: &VirtualMachineInstance, pod: CachedPod, warnings: &[Arc<PodWarning>]) -> Decision {
+    decide(&Observed { pods: &[Arc::new(pod)], warnings, ..observed(vmi) }).unwrap()
+}
+
+#[test]
+fn events_are_read_only_of_pods_that_should_have_started() {
+    let read =
+        Effect::ReadWarnings { namespace: "d".to_owned(), pod: "virt-launcher-m-x".to_owned(), uid: "p".to_owned() };
+    let vmi = in_phase("Scheduling");
+    let unread: &[Arc<PodWarning>] = &[];
+    let [fresh, old] = [[warning_about(None, 3)], [warning_about(None, 10)]];
+    for (pod, warnings, reads, wake) in [
+        (starting_pod(1), unread, false, Some(9)),
+        (starting_pod(10), unread, true, Some(10)),
+        (starting_pod(13), fresh.as_slice(), false, Some(7)),
+        (starting_pod(20), old.as_slice(), true, Some(10)),
+        (running_pod(&json!({"type": "Ready", "status": "True"})), unread, false, None),
+    ] {
+        let decision = decided_with(&vmi, pod, warnings);
+        assert_eq!(decision.effects.contains(&read), reads, "{warnings:?}");
+        assert_eq!(decision.wake_after.map(|wake| wake.as_secs()), wake, "{warnings:?}");
+    }
+}
+
+#[test]
+fn warning_about_the_pod_is_shown_with_one_event_until_the_pod_starts() {
+    let vmi = in_phase("Scheduling");
+    let decision = decided_with(&vmi, starting_pod(20), &[warning_about(Some("FailedMount"), 1)]);
+    let condition = condition_in(&status_of(&decision), "Synchronized");
+    assert_eq!(
+        (&condition["status"], &condition["reason"], &condition["message"]),
+        (&json!("False"), &json!("FailedMount"), &json!("secret \"s\" not found"))
+    );
+    let events = |decision: &Decision| {
+        decision
+            .effects
+            .iter()
+            .filter(|effect| matches!(effect, Effect::Event(event) if event.reason == "FailedMount"))
+            .count()
+    };
+    assert_eq!(events(&decision), 1);
+    let mut shown = vmi.clone();
+    shown.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
+    let is_shown_after = |pod: CachedPod, warnings: &[Arc<PodWarning>]| {
+        let decision = decided_with(&shown, pod, warnings);
+        assert_eq!(events(&decision), 0);
+        let patch = patch_of(&decision, Kind::Instance);
+        patch.is_none_or(|patch| !condition_in(&patch["status"], "Synchronized").is_null())
+    };
+    assert!(is_shown_after(starting_pod(20), &[warning_about(Some("FailedMount"), 1)]));
+    // Another leader has not read the events.
+    assert!(is_shown_after(starting_pod(20), &[]));
+    assert!(!is_shown_after(starting_pod(20), &[warning_about(None, 1)]));
+    assert!(!is_shown_after(running_pod(&json!({"type": "Ready", "status": "True"})), &[]));
+}
+
+#[test]
+fn requirement_that_no_node_offers_is_named() {
+    let unschedulable = pod(&json!({"spec": {"nodeName": null}, "status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}]}}));
+    let unoffered = ["machine-type.node.kubevirt.io/pc-q35-99".to_owned()];
+    let vmi = vmi(&json!({}));
+    let observed = Observed { pods: &[Arc::new(unschedulable)], unoffered: &unoffered, ..observed(&vmi) };
+    let condition = condition_in(&status_of(&decide(&observed).unwrap()), "PodScheduled");
+    assert_eq!(condition["message"], "0/2 nodes are available; no node offers the machine type pc-q35-99");
 }

@@ -45,6 +45,7 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(API, "list virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
     sometimes(CONTROLLER, "delete virtualmachines.kubevirt.io", REMOVED),
     sometimes(CONTROLLER, "delete virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
+    sometimes(CONTROLLER, "list events", "only the events of launcher pods that do not start are read"),
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),

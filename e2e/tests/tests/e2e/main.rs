@@ -59,6 +59,7 @@ mod post_copy;
 mod preferences;
 mod processors;
 mod profiles;
+mod reasons;
 mod refusals;
 mod replicas;
 mod rights;

@@ -1,0 +1,110 @@
+//! Labels of nodes that a launcher pod requires, in words.
+
+use api::{VirtualMachineInstance, config::ClusterConfig, constants::label};
+
+use super::scheduling::node_selector;
+
+/// Requirements that are named at most.
+const MOST: usize = 8;
+
+/// Labels with a part that names what is required.
+const PREFIXES: [(&str, &str, &str); 7] = [
+    (label::MACHINE_TYPE_PREFIX, "the machine type ", ""),
+    (label::CPU_MODEL_PREFIX, "the CPU model ", ""),
+    (label::CPU_MODEL_MIGRATION_PREFIX, "the CPU model ", ""),
+    (label::CPU_FEATURE_PREFIX, "the CPU feature ", ""),
+    (label::CPU_VENDOR_PREFIX, "a CPU by ", ""),
+    (label::HYPERV_PREFIX, "the Hyper-V feature ", ""),
+    (label::TSC_FREQUENCY_PREFIX, "a time stamp counter of ", " Hz"),
+];
+/// Other labels.
+const KEYS: [(&str, &str); 6] = [
+    (label::CPU_MANAGER, "dedicated CPUs (kubelet's static CPU manager policy)"),
+    (label::REALTIME, "real-time scheduling"),
+    (label::SEV, "AMD SEV"),
+    (label::SEV_ES, "AMD SEV-ES"),
+    (label::SEV_SNP, "AMD SEV-SNP"),
+    (label::TDX, "Intel TDX"),
+];
+
+/// Returns the labels that the launcher pod of a VMI requires of its node, without those that users name.
+pub(crate) fn required_labels(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> impl Iterator<Item = String> {
+    let selector = node_selector(vmi, config).into_iter();
+    selector.filter(|(key, value)| value == "true" && label::is_on_nodes(key)).map(|(key, _)| key)
+}
+
+/// Returns the words for a label, if it stands for something that nodes offer.
+fn described(key: &str) -> Option<String> {
+    let by_prefix = PREFIXES
+        .iter()
+        .find_map(|(prefix, before, after)| key.strip_prefix(prefix).map(|name| format!("{before}{name}{after}")));
+    by_prefix.or_else(|| KEYS.iter().find(|(known, _)| *known == key).map(|(_, words)| (*words).to_owned()))
+}
+
+/// Appends the labels that no node has to the message of the scheduler.
+#[must_use]
+pub(crate) fn with_unoffered(message: &str, labels: &[String]) -> String {
+    let mut words: Vec<String> = labels.iter().filter_map(|key| described(key)).collect();
+    words.dedup();
+    if words.is_empty() {
+        return message.to_owned();
+    }
+    let more = words.len().saturating_sub(MOST);
+    words.truncate(MOST);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let separator = if message.is_empty() { "" } else { "; " };
+    format!("{}{separator}no node offers {}{more}", message.trim_end_matches('.'), words.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn labels_that_no_node_has_are_named() {
+        let scheduler = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.";
+        let begin = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector; no node offers ";
+        for (labels, expected) in [
+            (vec!["machine-type.node.kubevirt.io/pc-q35-99"], "the machine type pc-q35-99"),
+            (vec!["cpu-model.node.kubevirt.io/Skylakee"], "the CPU model Skylakee"),
+            (vec!["cpu-model-migration.node.kubevirt.io/Skylakee"], "the CPU model Skylakee"),
+            (
+                vec!["cpu-feature.node.kubevirt.io/x", "hyperv.node.kubevirt.io/ipi"],
+                "the CPU feature x, the Hyper-V feature ipi",
+            ),
+            (vec!["scheduling.node.kubevirt.io/tsc-frequency-100"], "a time stamp counter of 100 Hz"),
+            (vec!["kubevirt.io/sev"], "AMD SEV"),
+        ] {
+            let labels: Vec<String> = labels.into_iter().map(str::to_owned).collect();
+            assert_eq!(with_unoffered(scheduler, &labels), format!("{begin}{expected}"));
+        }
+        assert_eq!(with_unoffered(scheduler, &[]), scheduler);
+        assert_eq!(with_unoffered("", &["kubevirt.io/tdx".to_owned()]), "no node offers Intel TDX");
+        let many: Vec<String> = (0..10).map(|number| format!("cpu-feature.node.kubevirt.io/f{number}")).collect();
+        assert!(with_unoffered("m", &many).ends_with("the CPU feature f7 and 2 more"));
+    }
+
+    #[test]
+    fn machine_type_and_cpu_are_required_and_labels_of_users_are_not() {
+        let vmi = json!({
+            "metadata": {"name": "m"},
+            "spec": {
+                "nodeSelector": {"zone": "true"}, "architecture": "amd64",
+                "domain": {"devices": {}, "machine": {"type": "pc-q35-99"}, "cpu": {"model": "Skylakee",
+                    "features": [{"name": "aes"}]}},
+            },
+        });
+        let vmi: VirtualMachineInstance = serde_json::from_value(vmi).unwrap();
+        let labels: Vec<String> = required_labels(&vmi, &ClusterConfig::default()).collect();
+        assert_eq!(
+            labels,
+            [
+                "cpu-feature.node.kubevirt.io/aes",
+                "cpu-model.node.kubevirt.io/Skylakee",
+                "machine-type.node.kubevirt.io/pc-q35-99",
+            ]
+        );
+    }
+}

@@ -1,0 +1,58 @@
+//! Causes that only the events of a launcher pod name. They are read when a normal start would be over, and rarely.
+
+use api::{VirtualMachineInstance, constants::condition};
+use jiff::SignedDuration;
+
+use super::{Observed, conditions};
+use crate::{
+    resources::{
+        pod_warnings::{self, PodWarning},
+        pods::CachedPod,
+    },
+    runtime::{Decision, Effect, Event, Kind},
+};
+
+/// Age of a pod that should have started. The API server reads all events of the namespace for each list, so that no pod of a burst
+/// of starts should get there.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+
+/// Returns the outcome of the last read of the events of a pod.
+pub(super) fn of<'a>(observed: &Observed<'a>, pod: &CachedPod) -> Option<&'a PodWarning> {
+    observed.warnings.iter().map(AsRef::as_ref).find(|warning| warning.metadata.uid == pod.metadata.uid)
+}
+
+/// Reads the events of pods that do not start and do not say why.
+pub(super) fn read(observed: &Observed<'_>, decision: &mut Decision) {
+    for pod in observed.pods.iter().filter(|pod| pod.is_starting() && conditions::stuck(pod).is_none()) {
+        let metadata = &pod.metadata;
+        let (Some(created), Some(name), Some(uid)) = (&metadata.creation_timestamp, &metadata.name, &metadata.uid)
+        else {
+            continue;
+        };
+        let left = match of(observed, pod) {
+            Some(known) => known.read_again_after(created.0) - observed.now.duration_since(known.read_at),
+            None => PATIENCE - observed.now.duration_since(created.0),
+        };
+        if left > SignedDuration::ZERO {
+            decision.wake(left.unsigned_abs());
+            continue;
+        }
+        decision.wake(pod_warnings::SHORTEST_INTERVAL.unsigned_abs());
+        decision.push(Effect::ReadWarnings {
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            pod: name.clone(),
+            uid: uid.clone(),
+        });
+    }
+}
+
+/// Returns the event of a cause that is new or has another text.
+pub(super) fn event(former: &VirtualMachineInstance, wanted: &VirtualMachineInstance) -> Option<Effect> {
+    let shown = wanted.condition(condition::SYNCHRONIZED)?;
+    let reason = pod_warnings::known(shown.reason.as_deref()?)?;
+    if former.condition(condition::SYNCHRONIZED).is_some_and(|former| former.says_same(shown)) {
+        return None;
+    }
+    let regarding = Kind::Instance.reference(&former.metadata);
+    Some(Effect::Event(Event::warning(regarding, reason, shown.message.clone()?)))
+}
