@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     Connection, Error,
-    guest::{read, size, text},
+    guest::{size, text},
 };
 
 /// Objects per list request.
