@@ -1,10 +1,10 @@
 //! Commands of kubectl and of the plugin.
 
-use std::{process::Stdio, time::Duration};
+use std::{ffi::OsStr, process::Stdio, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use tokio::{
-    io::AsyncReadExt,
+    io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     process::Command,
     time::{Instant, sleep, timeout},
@@ -12,7 +12,7 @@ use tokio::{
 
 use super::Story;
 use crate::{
-    environment::{kubeconfig, kubectl_virt},
+    environment::{TIMEOUT, kubeconfig, kubectl_virt, with_images},
     plugin::{Console, Served},
 };
 
@@ -38,9 +38,7 @@ impl Story {
     /// # Errors
     /// Fails if the command fails, with its standard error.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
-        let mut command = Command::new("kubectl");
-        command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
-        let output = command.kill_on_drop(true).stdin(Stdio::null()).output().await.context("cannot run kubectl")?;
+        let output = self.command("kubectl", args).stdin(Stdio::null()).output().await.context("cannot run kubectl")?;
         ensure!(
             output.status.success(),
             "kubectl {}: {} {}",
@@ -51,10 +49,45 @@ impl Story {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// Runs a line that a person types, such as `kubectl virt start box`, with this input. `PATH=` before it hides the programs of
+    /// this host, and `$NAMESPACE` is that of the story. Returns true if it succeeded, and its output and errors. A command that does not end has failed.
+    ///
+    /// # Errors
+    /// Fails if it cannot be run.
+    pub async fn command_line(&self, line: &str, input: &str) -> Result<(bool, String)> {
+        let line = line.replace("$NAMESPACE", &self.namespace);
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        let is_hidden = words.first() == Some(&"PATH=");
+        words.drain(..usize::from(is_hidden));
+        let mut command = match words.as_slice() {
+            ["kubectl", "virt", args @ ..] => self.virt_command(args),
+            ["kubectl", args @ ..] => self.command("kubectl", args),
+            _ => bail!("not a command of kubectl: {line}"),
+        };
+        if is_hidden {
+            command.env("PATH", "");
+        }
+        let run = async {
+            let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+            if let Some(mut stdin) = process.stdin.take() {
+                stdin.write_all(with_images(input).as_bytes()).await?;
+            }
+            process.wait_with_output().await
+        };
+        let Ok(output) = timeout(TIMEOUT, run).await else { return Ok((false, format!("{line} does not end"))) };
+        let output = output.with_context(|| format!("cannot run {line}"))?;
+        let text = [output.stdout, output.stderr].concat();
+        Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+    }
+
     /// Returns the command `kubectl virt` with these arguments, not started.
     #[must_use]
     pub fn virt_command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(kubectl_virt());
+        self.command(kubectl_virt(), args)
+    }
+
+    fn command(&self, program: impl AsRef<OsStr>, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.arg("--kubeconfig").arg(kubeconfig()).arg("--namespace").arg(&self.namespace).args(args);
         command.kill_on_drop(true);
         command

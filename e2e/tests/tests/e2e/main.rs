@@ -47,6 +47,7 @@ mod migration_attacks;
 mod migration_faults;
 mod migration_network;
 mod migration_policies;
+mod mistakes;
 mod moves;
 mod network;
 mod networks;
