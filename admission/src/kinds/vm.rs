@@ -125,8 +125,9 @@ fn warnings(vm: &VirtualMachine, old: Option<&VirtualMachine>, chosen: &Chosen, 
         && old.is_none_or(|old| old.spec.template != *template)
     {
         let mut spec = spec.clone();
-        // Conflicts with the instance type are errors.
-        if chosen.apply(&mut spec, &mut template.metadata.clone()).is_ok() {
+        // Conflicts with the instance type are errors. A missing one may appear later.
+        let is_known = vm.spec.instancetype.is_none() || chosen.instancetype.is_some();
+        if is_known && chosen.apply(&mut spec, &mut template.metadata.clone()).is_ok() {
             without_zero_memory(chosen, &mut spec);
             warnings.extend(rules::resources::memory_warning("spec.template.spec", &spec));
         }

@@ -13,19 +13,6 @@ use crate::{
     resources::{pod_warnings, pods::CachedPod},
 };
 
-/// Reasons for which a container does not start, and which do not pass by themselves.
-const STUCK: &[&str] = &[
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "ImageInspectError",
-    "RegistryUnavailable",
-    "SignatureValidationFailed",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "RunContainerError",
-];
 /// Reasons for which there is no pod.
 const NO_POD: &[&str] = &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, NO_HINTS];
 
@@ -100,12 +87,6 @@ fn ready(phase: &VmiPhase, pod: Option<&CachedPod>, former: Option<&Condition>, 
     }
 }
 
-/// Returns reason and message of a container that does not start.
-pub(super) fn stuck(pod: &CachedPod) -> Option<(&str, &str)> {
-    let (reason, message) = pod.waiting.as_ref()?;
-    STUCK.contains(&reason.as_str()).then_some((reason, message))
-}
-
 /// Reports the reason of a start that does not progress. virt-handler owns the condition once the VMI is Scheduled.
 fn synchronized(
     observed: &Observed<'_>,
@@ -118,7 +99,7 @@ fn synchronized(
     if !ours {
         return;
     }
-    let stuck = pod.and_then(stuck);
+    let stuck = pod.and_then(warnings::stuck);
     let starting = pod.filter(|pod| pod.is_starting());
     let read = starting.and_then(|pod| warnings::of(observed, pod));
     let warning = read.and_then(|read| read.warning.as_ref());

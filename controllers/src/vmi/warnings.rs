@@ -1,9 +1,10 @@
-//! Causes that only the events of a launcher pod name. They are read when a normal start would be over, and rarely.
+//! Causes for which a launcher pod does not start: its state, or its events, which are read when a normal start would be over, and
+//! rarely.
 
 use api::{VirtualMachineInstance, constants::condition};
 use jiff::SignedDuration;
 
-use super::{Observed, conditions};
+use super::Observed;
 use crate::{
     resources::{
         pod_warnings::{self, PodWarning},
@@ -12,9 +13,28 @@ use crate::{
     runtime::{Decision, Effect, Event, Kind},
 };
 
+/// Reasons for which a container does not start, and which do not pass by themselves.
+const STUCK: &[&str] = &[
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
 /// Age of a pod that should have started. The API server reads all events of the namespace for each list, so that no pod of a burst
 /// of starts should get there.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+
+/// Returns reason and message of a container that does not start.
+pub(super) fn stuck(pod: &CachedPod) -> Option<(&str, &str)> {
+    let (reason, message) = pod.waiting.as_ref()?;
+    STUCK.contains(&reason.as_str()).then_some((reason, message))
+}
 
 /// Returns the outcome of the last read of the events of a pod.
 pub(super) fn of<'a>(observed: &Observed<'a>, pod: &CachedPod) -> Option<&'a PodWarning> {
@@ -23,7 +43,7 @@ pub(super) fn of<'a>(observed: &Observed<'a>, pod: &CachedPod) -> Option<&'a Pod
 
 /// Reads the events of pods that do not start and do not say why.
 pub(super) fn read(observed: &Observed<'_>, decision: &mut Decision) {
-    for pod in observed.pods.iter().filter(|pod| pod.is_starting() && conditions::stuck(pod).is_none()) {
+    for pod in observed.pods.iter().filter(|pod| pod.is_starting() && stuck(pod).is_none()) {
         let metadata = &pod.metadata;
         let (Some(created), Some(name), Some(uid)) = (&metadata.creation_timestamp, &metadata.name, &metadata.uid)
         else {
