@@ -126,7 +126,7 @@ fn synchronized(
         None => conditions.retain(|known| {
             let is_ours = |reason: &str| {
                 let is_over = pod_warnings::known(reason).is_some() && !is_unread;
-                is_over || STUCK.contains(&reason) || NO_POD.contains(&reason)
+                is_over || warnings::STUCK.contains(&reason) || NO_POD.contains(&reason)
             };
             known.type_ != condition::SYNCHRONIZED || !known.reason.as_deref().is_some_and(is_ours)
         }),

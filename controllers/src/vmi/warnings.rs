@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Reasons for which a container does not start, and which do not pass by themselves.
-const STUCK: &[&str] = &[
+pub(super) const STUCK: &[&str] = &[
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
