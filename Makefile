@@ -56,7 +56,7 @@ ahead: deps
 # Without crates that have no programs. They would add features to dependencies. `bench` is built with the same features when it
 # is run.
 PROGRAMS := --workspace $(addprefix --exclude ferrovirt-,fuzz layout e2e-tests skips)
-BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster stories images \
+BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor kubectl-virt cluster csi-driver stories images \
 	hanging-mount hostile-launcher
 # `cluster deps` installs further dependencies (e2e/cluster/src/deps.rs lists them with their purposes).
 # `kubectl virt version` prints the commit. No other program contains it: it would be compiled again with each commit.
@@ -65,7 +65,7 @@ COMMIT = $(if $(wildcard .git),FERROVIRT_GIT_COMMIT=$(shell git rev-parse --veri
 .PHONY: build
 build: ahead ## Builds all programs (release profile) and puts those for users into build/bin
 	$(COMMIT) $(CARGO) build --release --locked $(PROGRAMS) $(addprefix --bin ,$(BINARIES))
-	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/images
+	install -D -t $(BIN) $(RELEASE)/kubectl-virt $(RELEASE)/cluster $(RELEASE)/csi-driver $(RELEASE)/images
 	@ln -sf kubectl-virt $(BIN)/$(COMPLETER)
 	$(CLUSTER) deps
 
@@ -193,7 +193,7 @@ test-all: $(EVERYTHING) ## Runs test with all stories, and renews e2e/story-time
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: $(EVERYTHING) rules release-test upgrade-test moving-test guides-test versions ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and rules, release-test, upgrade-test, moving-test, guides-test and versions
+test-long: $(EVERYTHING) csi-sanity rules release-test upgrade-test moving-test guides-test versions ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and csi-sanity, rules, release-test, upgrade-test, moving-test, guides-test and versions
 
 # Builds the benchmark.
 .PHONY: benchmark
@@ -215,6 +215,10 @@ trace-picture: images guests ## Draws a real start of a VM into docs/images/star
 	$(TESTS) --test e2e --no-run
 	@$(AWAIT_AHEAD)
 	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(TESTS) --test e2e -- traces:: --nocapture
+
+.PHONY: csi-sanity
+csi-sanity: build ## Tests the storage driver of the test cluster with csi-sanity (builds it once, half a minute)
+	sanity=$$($(CLUSTER) build-csi-sanity) && DRIVER=$(RELEASE)/csi-driver SANITY="$$sanity" e2e/csi/sanity.sh
 
 .PHONY: clients
 clients: tiny ## Tests clients of other projects: Python, TypeScript, promtool, VNC (see e2e/clients)

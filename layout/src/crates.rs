@@ -12,7 +12,7 @@ const GROUND: &[&str] = &["api", "protocol", "profiler", "daemon"];
 /// and the defaults by the same functions as the webhooks.
 const ALLOWED: &[(&str, &[&str])] = &[("apiserver", &["admission"]), ("controllers", &["admission"])];
 /// Crates that are not part of the product: they may use any.
-const TOOLS: &[&str] = &["fuzz", "layout", "e2e/bench", "e2e/cluster", "e2e/tests", "images", "skips"];
+const TOOLS: &[&str] = &["fuzz", "layout", "e2e/bench", "e2e/cluster", "e2e/csi", "e2e/tests", "images", "skips"];
 
 /// Returns the dependencies of each crate on others of the workspace, by folder. Those of tests are left out.
 ///

@@ -62,6 +62,8 @@ enum Action {
     BuildRegistry,
     /// Builds promtool, unless it is cached, and prints the path of the program
     BuildPromtool,
+    /// Builds csi-sanity, unless it is cached, and prints the path of the program
+    BuildCsiSanity,
     /// Lints the chart and checks the manifests that it renders; needs no cluster
     CheckChart,
     /// Checks and tests the chart's rules for Prometheus; needs no cluster
@@ -172,6 +174,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::BuildPromtool => {
             let bin = components::ensure_module(&plan, &components::PROMTOOL, &progress.to_stderr())?;
             println!("{}", bin.join("promtool").display());
+        }
+        Action::BuildCsiSanity => {
+            let bin = components::ensure_module(&plan, &components::CSI_SANITY, &progress.to_stderr())?;
+            println!("{}", bin.join("csi-sanity").display());
         }
         Action::CheckChart => chart::check(&plan, &progress)?,
         Action::CheckRules => chart::check_rules(&plan, &progress)?,
