@@ -19,6 +19,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("foreign cluster: route to pods", "the attacker runs on this host and dials pod addresses"),
     ("foreign cluster: route from pods", "the collector of traces listens on this host"),
     ("foreign cluster: storage that all nodes share", "on other clusters volumes are made on the disk of one node"),
+    ("foreign cluster: the test cluster's storage driver", "classes of other clusters have no known abilities"),
     ("foreign cluster: a layer-2 network of all nodes", "the bridges of other clusters are not known"),
     ("foreign cluster: two nodes", "a cluster of KUBECONFIG may have one node, from which no VM can migrate"),
     ("foreign cluster: no other VMI", "a cluster of KUBECONFIG may run VMIs of others, which the story would evict"),

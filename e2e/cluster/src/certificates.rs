@@ -58,6 +58,8 @@ pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 pub const DNS_USER: &str = "system:coredns";
 /// User name of Multus on nodes. The bootstrap manifest binds it to a role.
 pub const NETWORKS_USER: &str = "multus";
+/// User name of provisioner, resizer and snapshotters. The bootstrap manifest binds it to a role.
+pub const STORAGE_USER: &str = "ferrovirt:storage";
 /// Name of the front proxy, the only one that aggregated API servers accept.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
@@ -83,6 +85,7 @@ pub fn control_plane_subjects(plan: &Plan) -> Vec<(&'static str, Subject)> {
         ("proxy", Subject::client("system:kube-proxy", None)),
         ("networks", Subject::client(NETWORKS_USER, None)),
         ("dns", Subject::client(DNS_USER, None)),
+        ("storage", Subject::client(STORAGE_USER, None)),
     ]
 }
 

@@ -29,7 +29,7 @@ const fn need(what: &'static str, package: &'static str, why: &'static str) -> N
 }
 
 /// Needs for running the cluster.
-pub const RUN: [Need; 9] = [
+pub const RUN: [Need; 11] = [
     need("runc", "runc", "runs the containers"),
     need("ip", "iproute2", "creates network namespaces and links"),
     need("nft", "nftables", "service and pod network rules"),
@@ -38,6 +38,8 @@ pub const RUN: [Need; 9] = [
     need("nsenter", "util-linux", "enters a node"),
     need("setsid", "util-linux", "starts the nodes"),
     need("mount", "mount", "mounts volumes for the kubelet"),
+    need("losetup", "mount", "devices of the storage driver"),
+    need("mkfs.ext4", "e2fsprogs", "file systems of the storage driver"),
     need("/etc/ssl/certs/ca-certificates.crt", "ca-certificates", "downloads of modules"),
 ];
 

@@ -51,6 +51,7 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
         )));
     }
     let bin = components::ensure(plan, progress)?;
+    let driver = storage_driver()?;
     let kubectl = Kubectl::new(&bin, plan.kubeconfig());
 
     let fresh = !serves(plan, &kubectl)?;
@@ -59,12 +60,12 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
             progress.step("cleaning up after an interrupted start or a crash");
             down(plan, progress)?;
         }
-        start_control_plane(plan, &bin, progress)?;
+        start_control_plane(plan, &bin, &driver, progress)?;
     }
     let nodes = plan.nodes(count);
     for node in &nodes {
         if host::init_process(&node.namespace).is_none() {
-            start_node(plan, node, &bin, progress)?;
+            start_node(plan, node, &bin, &driver, progress)?;
         }
     }
     if fresh {
@@ -72,14 +73,38 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
         progress.step("control plane: API server ready");
     }
     kubectl.apply("creating the bootstrap objects", &render::manifests::bootstrap(plan))?;
+    define_snapshots(plan, &kubectl)?;
     // Includes nodes that already run: the `up` that started them may have been interrupted.
     for node in &nodes {
         finish_node(plan, node, &bin, &kubectl, progress)?;
         progress.step(format!("{}: ready", node.name));
     }
     wait_for_namespace(plan, &kubectl)?;
+    kubectl.apply("creating the snapshot class", &render::storage::snapshot_class())?;
     progress.step(format!("ready; export KUBECONFIG={}", plan.kubeconfig().display()));
     Ok(())
+}
+
+/// Returns the path of the storage driver, beside this program.
+fn storage_driver() -> Result<PathBuf> {
+    let own = std::env::current_exe().at("find", "the own program")?;
+    let driver = own.with_file_name(render::storage::PROGRAM);
+    if driver.is_file() {
+        Ok(driver)
+    } else {
+        Err(Error::Refused(format!("{} is missing: run `make build`", driver.display())))
+    }
+}
+
+/// Creates the definitions of volume snapshots.
+fn define_snapshots(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
+    let (module, folder) = render::storage::SNAPSHOTS;
+    let folder = components::module_folder(plan, &components::CLUSTER, module)?.join(folder);
+    let mut command = kubectl.command(&["apply"]);
+    for name in render::storage::DEFINITIONS {
+        command.arg("--filename").arg(folder.join(format!("snapshot.storage.k8s.io_{name}.yaml")));
+    }
+    run("creating the definitions of volume snapshots", &mut command).map(drop)
 }
 
 /// Returns true if the control plane runs and becomes ready in time.
@@ -99,7 +124,7 @@ fn has_leftovers(plan: &Plan) -> bool {
     !host::namespaces(plan).is_empty() || host::owner(plan).is_some()
 }
 
-fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<()> {
+fn start_control_plane(plan: &Plan, bin: &Path, driver: &Path, progress: &Progress) -> Result<()> {
     host::check_routes(plan)?;
     progress.step("control plane: certificates and configuration");
     for old in [plan.state(), plan.kubeconfig()] {
@@ -120,6 +145,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
         let path = plan.control().join(format!("{file}.kubeconfig"));
         write_kubeconfig(plan, &path, &Pair::read(&plan.pki(), certificate)?)?;
     }
+    write_kubeconfig(plan, &render::storage::kubeconfig_path(plan), &Pair::read(&plan.pki(), "storage")?)?;
     write_kubeconfig(plan, &plan.kubeconfig(), &Pair::read(&plan.pki(), "admin")?)?;
     write(&plan.control().join("audit-policy.yaml"), &render::control::audit_policy())?;
     write(&plan.control().join("Corefile"), &render::control::corefile(plan))?;
@@ -166,7 +192,7 @@ fn start_control_plane(plan: &Plan, bin: &Path, progress: &Progress) -> Result<(
         ),
     )?;
     progress.step(format!("control plane: etcd, API server, controllers, scheduler of {}, DNS", plan.variant));
-    let init = render::control::init(plan, bin);
+    let init = render::control::init(plan, bin, driver);
     start_init(&namespace, &init, &plan.control(), &plan.logs().join("init.log"))
 }
 
@@ -184,7 +210,7 @@ fn prepare_host(node: &Node) -> Result<()> {
     host::make_cgroup(&node.cgroup)
 }
 
-fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Result<()> {
+fn start_node(plan: &Plan, node: &Node, bin: &Path, driver: &Path, progress: &Progress) -> Result<()> {
     progress.step(format!("{}: configuration and network", node.name));
     remove_node(node)?;
     let control = plan.control_namespace();
@@ -256,7 +282,7 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, progress: &Progress) -> Resu
     nft.args(["nft", "-f", "-"]);
     run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node))?;
     progress.step(format!("{}: containerd, kubelet, kube-proxy", node.name));
-    let init = render::node::init(plan, node, bin);
+    let init = render::node::init(plan, node, bin, driver);
     start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
 }
 

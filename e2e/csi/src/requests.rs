@@ -62,7 +62,7 @@ impl Parameters {
         if contents.any(|content: Result<_, Status>| content.is_ok_and(|content| content != first)) {
             return Err(invalid("a volume is either a block device or has a file system"));
         }
-        if self.one_node && capabilities.iter().any(|capability| is_for_many(capability)) {
+        if self.one_node && capabilities.iter().any(is_for_many) {
             return Err(invalid("several nodes cannot use a volume of a class with reach=node"));
         }
         Ok(first)

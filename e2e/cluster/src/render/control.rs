@@ -10,9 +10,10 @@ use crate::{
     plan::{API_PORT, CLUSTER_DOMAIN, INSTALLATION_NAMESPACE, Plan},
 };
 
-/// Returns the configuration of the control plane's first process. `bin` is the folder of the components.
+/// Returns the configuration of the control plane's first process. `bin` is the folder of the components, `driver` the storage
+/// driver.
 #[must_use]
-pub(crate) fn init(plan: &Plan, bin: &Path) -> Init {
+pub(crate) fn init(plan: &Plan, bin: &Path, driver: &Path) -> Init {
     let api = SocketAddr::from((plan.control_address(), API_PORT));
     let service = |name: &str, command: Vec<String>, after: Option<After>| Service {
         name: name.into(),
@@ -27,13 +28,16 @@ pub(crate) fn init(plan: &Plan, bin: &Path) -> Init {
         sysctls: vec![("net/ipv4/ip_forward".into(), "1".into())],
         cgroup: plan.system_cgroup(),
         path: bin.to_path_buf(),
-        services: vec![
+        services: [
             service("etcd", etcd(plan, bin), None),
             service("kube-apiserver", api_server(plan, bin), None),
             service("kube-controller-manager", controller_manager(plan, bin), Some(After::Command(ready(plan, bin)))),
             service("kube-scheduler", scheduler(plan, bin), Some(After::Tcp(api))),
             service("coredns", dns(plan, bin), Some(After::Tcp(api))),
-        ],
+        ]
+        .into_iter()
+        .chain(super::storage::control_services(plan, bin, driver))
+        .collect(),
     }
 }
 
@@ -243,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn everything_but_etcd_and_api_server_waits_for_the_api() {
-        for service in init(&plan(), Path::new("/bin")).services {
-            let first = ["etcd", "kube-apiserver"].contains(&service.name.as_str());
+    fn everything_but_etcd_api_server_and_storage_driver_waits_for_the_api() {
+        for service in init(&plan(), Path::new("/bin"), Path::new("/bin/csi-driver")).services {
+            let first = ["etcd", "kube-apiserver", "csi-driver"].contains(&service.name.as_str());
             assert_eq!(service.after.is_none(), first, "{}", service.name);
         }
     }

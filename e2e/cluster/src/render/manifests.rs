@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    certificates::{DNS_USER, KUBELET_CLIENT, NETWORKS_USER},
+    certificates::{DNS_USER, KUBELET_CLIENT, NETWORKS_USER, STORAGE_USER},
     plan::Plan,
+    render::storage,
 };
 
 /// Renders the bootstrap objects as a `List`.
@@ -55,6 +56,13 @@ pub(crate) fn bootstrap(plan: &Plan) -> String {
                 ],
             },
             binding(NETWORKS_USER, NETWORKS_USER, NETWORKS_USER),
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": STORAGE_USER},
+                "rules": storage::rules(),
+            },
+            binding(STORAGE_USER, STORAGE_USER, STORAGE_USER),
             network_attachment_definitions(),
             {
                 "apiVersion": "v1",
@@ -85,6 +93,7 @@ pub(crate) fn bootstrap(plan: &Plan) -> String {
     });
     if let Some(items) = list["items"].as_array_mut() {
         items.push(slice);
+        items.extend(storage::objects());
     }
     list.to_string()
 }

@@ -4,6 +4,7 @@ pub(crate) mod control;
 pub(crate) mod kubeconfig;
 pub(crate) mod manifests;
 pub(crate) mod node;
+pub(crate) mod storage;
 
 use std::path::{Path, PathBuf};
 

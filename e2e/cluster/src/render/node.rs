@@ -16,9 +16,9 @@ use crate::{
 /// Socket of containerd inside the node.
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// Returns the configuration of the node's first process. `bin` is the folder of the components.
+/// Returns the configuration of the node's first process. `bin` is the folder of the components, `driver` the storage driver.
 #[must_use]
-pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
+pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init {
     let api = After::Tcp(SocketAddr::from((plan.control_address(), API_PORT)));
     let folder = |name: &str| text(&node.folder.join(name));
     let service = |name: &str, command: Vec<String>, after: Option<After>| Service {
@@ -56,6 +56,7 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path) -> Init {
             service("containerd", containerd, None),
             service("kube-proxy", proxy, Some(api)),
             service("kubelet", kubelet, Some(After::Unix(PathBuf::from(CONTAINERD_SOCKET)))),
+            super::storage::node_service(plan, node, driver),
         ],
     }
 }
@@ -346,7 +347,7 @@ mod tests {
 
     #[test]
     fn host_paths_of_pods_belong_to_the_node() {
-        let init = init(&plan(), &plan().node(1), Path::new("/opt/bin"));
+        let init = init(&plan(), &plan().node(1), Path::new("/opt/bin"), Path::new("/opt/csi-driver"));
         assert!(init.own_run);
         for path in ["/var/lib/kubelet", "/etc/cni", "/var/log/pods"] {
             assert!(init.binds.iter().any(|(_, seen)| seen == Path::new(path)), "{path}");

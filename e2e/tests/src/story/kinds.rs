@@ -33,6 +33,7 @@ pub(super) fn resource(kind: &str) -> ApiResource {
             ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineRestore", "virtualmachinerestores")
         }
         "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
+        "VolumeSnapshot" => ("snapshot.storage.k8s.io", "v1", "VolumeSnapshot", "volumesnapshots"),
         "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
         "PodDisruptionBudget" => ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
         "PriorityClass" => ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses"),

@@ -18,7 +18,7 @@ const MINUTES: Duration = Duration::from_secs(150);
 
 /// Functions for the guest's shell: the disk with a serial number, and a wait for it (or for its end). SCSI disks have the
 /// number behind the header of a page. The guest loads only the drivers of devices that it has at its boot.
-const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scsi sd_mod sg; \
+pub(crate) const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scsi sd_mod sg; \
      disk() { for d in /sys/block/vd* /sys/block/sd*; do [ -e $d ] || continue; \
      s=$(cat $d/serial 2>/dev/null || tail -c +5 $d/device/vpd_pg80 2>/dev/null); \
      [ \"$s\" = $1 ] && echo /dev/${d##*/}; done; }; \
@@ -26,7 +26,7 @@ const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scsi sd_mod sg
      goes() { for i in $(seq 40); do [ -z \"$(disk $1)\" ] && return; sleep 1; done; return 1; }";
 
 /// Returns the output of a command that must succeed.
-async fn run(console: &mut Console, command: &str) -> Result<String> {
+pub(crate) async fn run(console: &mut Console, command: &str) -> Result<String> {
     let (output, code) = console.run(command).await?;
     ensure!(code == 0, "{command:?} ended with {code}: {output}");
     Ok(output.trim().to_owned())
@@ -38,7 +38,7 @@ fn entry(vmi: &Value, volume: &str) -> Option<Value> {
     entries.iter().find(|entry| entry["name"] == volume).cloned()
 }
 
-async fn wait_phase(s: &Story, volume: &str, phase: &str) -> Result<Value> {
+pub(crate) async fn wait_phase(s: &Story, volume: &str, phase: &str) -> Result<Value> {
     let vmi = s
         .wait("vmi", "box", &format!("have volume {volume} in phase {phase}"), MINUTES, |vmi| {
             entry(vmi, volume).is_some_and(|entry| entry["phase"] == phase)

@@ -69,6 +69,7 @@ mod silent_connections;
 mod silent_nodes;
 mod spellings;
 mod starts;
+mod storage_classes;
 mod strategies;
 mod stream_faults;
 mod streams;
