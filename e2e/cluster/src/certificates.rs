@@ -59,7 +59,7 @@ pub const DNS_USER: &str = "system:coredns";
 /// User name of Multus on nodes. The bootstrap manifest binds it to a role.
 pub const NETWORKS_USER: &str = "multus";
 /// User name of provisioner, resizer and snapshotters. The bootstrap manifest binds it to a role.
-pub const STORAGE_USER: &str = "ferrovirt:storage";
+pub const STORAGE_USER: &str = "csi-sidecars";
 /// Name of the front proxy, the only one that aggregated API servers accept.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 

@@ -74,7 +74,7 @@ fn claims_are_used_expanded_and_copied() {
 async fn used(s: &Story) -> Result<()> {
     claim(s, "files", "csi", "Filesystem", 16, "").await?;
     claim(s, "block", "csi", "Block", 16, "").await?;
-    claim(s, "late", "csi-late", "Filesystem", 16, "").await?;
+    claim(s, "late", "csi-late", "Block", 16, "").await?;
     let disk = |name: &str, serial: &str| format!("{{name: {name}, serial: {serial}, disk: {{bus: virtio}}}}");
     let volume = |name: &str| format!("{{name: {name}, persistentVolumeClaim: {{claimName: {name}}}}}");
     let devices = format!("devices: {{disks: [{}, {}]}}\n", disk("files", "FILES"), disk("block", "BLOCK"));
