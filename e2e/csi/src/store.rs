@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(records.get(&made.id.to_string()).unwrap_err().code(), tonic::Code::NotFound);
         fs::write(records.draft(&made.id).unwrap(), "whole").unwrap();
         records.complete(&made.id, &made).unwrap();
-        assert_eq!(records.list().unwrap(), [made.clone()]);
+        assert_eq!(records.list().unwrap(), std::slice::from_ref(&made));
         assert_eq!(fs::read(records.content(&made.id)).unwrap(), b"whole");
         let held = store.lock(&made.id).await.unwrap();
         assert!(File::create(folder.join("locks").join(made.id.to_string())).unwrap().try_lock().is_err());

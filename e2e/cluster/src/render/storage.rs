@@ -64,7 +64,7 @@ pub(crate) fn control_services(plan: &Plan, bin: &Path, program: &Path) -> Vec<S
         service(PROGRAM, driver(plan, program, &socket, "control"), None),
         sidecar("csi-provisioner", &of_driver),
         sidecar("csi-resizer", &of_driver),
-        sidecar("csi-snapshotter", &[&of_driver[..], &[no_groups.clone()]].concat()),
+        sidecar("csi-snapshotter", &[&of_driver[..], std::slice::from_ref(&no_groups)].concat()),
         sidecar("snapshot-controller", &[kubeconfig, no_groups]),
     ]
 }
