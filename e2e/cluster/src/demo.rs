@@ -7,7 +7,6 @@ use crate::{
     error::{Error, FileContext, Result},
     plan::Plan,
     progress::Progress,
-    storage,
     target::Target,
 };
 
@@ -37,9 +36,6 @@ fn nodes_with(meminfo: &str) -> u8 {
 /// Fails if the VM does not run in time, with the status of its objects.
 pub fn demo(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> {
     let kubectl = &target.kubectl;
-    if target.own {
-        storage::provide(plan, kubectl, progress)?;
-    }
     progress.step(format!("creating VM {NAME} in namespace {NAMESPACE}"));
     let namespace =
         format!("{{\"apiVersion\": \"v1\", \"kind\": \"Namespace\", \"metadata\": {{\"name\": \"{NAMESPACE}\"}}}}");

@@ -32,7 +32,6 @@ pub mod progress;
 mod render;
 pub mod session;
 pub mod status;
-mod storage;
 pub mod target;
 pub mod uninstall;
 pub mod up;
