@@ -21,7 +21,7 @@ const SHOWN_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Shortest time between two texts with the same reason.
 const SAME_REASON: SignedDuration = SignedDuration::from_secs(10);
 
-/// What a migration waits for.
+/// A cause for which a migration waits.
 #[derive(Debug, PartialEq, Eq)]
 struct Wait {
     reason: &'static str,
