@@ -76,7 +76,7 @@ enum Action {
     },
     /// Uninstalls Ferrovirt; fails if anything but CRDs is left
     Uninstall,
-    /// Installs Ferrovirt, creates volumes for claims, and runs the example VM
+    /// Installs Ferrovirt and runs the example VM
     Demo {
         /// Minimum number of nodes of the own cluster; by default two if 4 GiB of memory are available
         #[arg(long)]
