@@ -8,30 +8,19 @@
 //!
 //! Everything is followed live: a changed configuration, Secret or CA bundle takes effect without a restart.
 
-#[cfg(feature = "cluster")]
 pub mod client;
-#[cfg(feature = "cluster")]
 pub mod config;
-#[cfg(feature = "cluster")]
 mod errors;
-#[cfg(feature = "cluster")]
 pub mod events;
 pub mod logging;
-#[cfg(feature = "cluster")]
 pub mod merge_patch;
-#[cfg(feature = "cluster")]
 pub mod ops;
-#[cfg(feature = "cluster")]
 pub mod quota;
 pub mod signals;
 pub mod tasks;
-#[cfg(feature = "cluster")]
 pub mod telemetry;
-#[cfg(feature = "cluster")]
 pub mod tls;
-#[cfg(feature = "cluster")]
 mod watch;
 
-#[cfg(feature = "cluster")]
 pub use profiler;
 pub use tokio_util::sync::CancellationToken;
