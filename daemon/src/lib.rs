@@ -1,6 +1,6 @@
 //! Parts that the long-running programs share.
 //!
-//! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`signals`], [`logging`].
+//! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`backoff`], [`signals`], [`logging`].
 //! - [`client`]: the client of the API server; [`config`]: the cluster configuration.
 //! - [`events`], [`merge_patch`]: writes to the cluster.
 //! - [`telemetry`]: traces of starts, exported to a collector.
@@ -8,6 +8,7 @@
 //!
 //! Everything is followed live: a changed configuration, Secret or CA bundle takes effect without a restart.
 
+pub mod backoff;
 pub mod client;
 pub mod config;
 mod errors;

@@ -15,7 +15,7 @@ use std::{
 
 use admission::{LookupResult, ObjectQuery, Selection, context::lookups::MAX_LIST};
 use api::{VirtualMachineInstancePreset, constants};
-use daemon::tasks::Spawner;
+use daemon::{backoff, tasks::Spawner};
 use futures::StreamExt;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -38,9 +38,8 @@ const MAX_BYTES: usize = 4 << 20;
 const MAX_ANSWER: usize = 256 << 10;
 /// Objects on a page of the first list, which is in memory at a time.
 const PAGE: u32 = 16;
-/// Pause after an interrupted watch, doubled up to the longest until a list succeeds.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// First and longest pause after an interrupted watch.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// The presets of all namespaces. Cheap to clone.
 #[derive(Clone)]
@@ -236,7 +235,7 @@ impl BoundedWriter {
 async fn follow(client: Client, mut writer: BoundedWriter, listed: watch::Sender<bool>) {
     // Untyped: the definition permits a preset without a spec, which must not hide the others.
     let api = Api::<DynamicObject>::all_with(client, &ApiResource::erase::<VirtualMachineInstancePreset>(&()));
-    let mut pause = FIRST_PAUSE;
+    let mut failures = 0_u32;
     loop {
         let mut events = std::pin::pin!(watcher::watcher(api.clone(), watcher::Config::default().page_size(PAGE)));
         while let Some(event) = events.next().await {
@@ -246,7 +245,7 @@ async fn follow(client: Client, mut writer: BoundedWriter, listed: watch::Sender
                     writer.apply(event);
                     if done {
                         listed.send_replace(true);
-                        pause = FIRST_PAUSE;
+                        failures = 0;
                     }
                 }
                 Err(error) => {
@@ -257,8 +256,8 @@ async fn follow(client: Client, mut writer: BoundedWriter, listed: watch::Sender
         }
         // Changes are unknown from here until the next list.
         writer.interrupted();
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        failures = failures.saturating_add(1);
+        tokio::time::sleep(backoff::pause(PAUSE, failures)).await;
     }
 }
 

@@ -1,14 +1,13 @@
 //! The wait of a migration that virt-controller created, after former ones of the VMI failed.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use api::{MigrationPhase, VirtualMachineInstanceMigration, constants::annotation};
-use jiff::{SignedDuration, Timestamp};
+use daemon::backoff;
+use jiff::Timestamp;
 
-/// Wait after the first failure. Each further one doubles it.
-const FIRST: SignedDuration = SignedDuration::from_secs(20);
-/// Failures that are counted: no more are kept.
-const MOST: u32 = 10;
+/// First and longest wait after failures.
+const WAIT: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20 << 10));
 
 /// Returns true for a migration that virt-controller created.
 fn is_automatic(migration: &VirtualMachineInstanceMigration) -> bool {
@@ -47,8 +46,8 @@ pub(super) fn until(
         .filter(|other| *other.phase() == MigrationPhase::Failed)
         .collect();
     let newest = entered(failed.first()?, &MigrationPhase::Failed)?;
-    let doublings = u32::try_from(failed.len()).unwrap_or(u32::MAX).saturating_sub(1).min(MOST);
-    newest.checked_add(FIRST.saturating_mul(1 << doublings)).ok()
+    let failures = u32::try_from(failed.len()).unwrap_or(u32::MAX);
+    newest.checked_add(backoff::pause(WAIT, failures)).ok()
 }
 
 #[cfg(test)]

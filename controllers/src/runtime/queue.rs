@@ -11,13 +11,12 @@ use std::{
     time::Duration,
 };
 
+use daemon::backoff;
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::time::{DelayQueue, delay_queue};
 
-/// First delay after a failure.
-const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// Longest delay after failures.
-const LONGEST_DELAY: Duration = Duration::from_secs(120);
+/// First and longest delay after failures.
+const DELAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(120));
 /// Longest delay at all. [`DelayQueue`] panics on delays of more than two years.
 const LONGEST_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -196,9 +195,8 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         let queued_again = state.running.remove(key).and_then(|work| work.queued_again);
         let delay = if has_failed {
             let count = state.failures.entry(key.clone()).or_insert(0);
-            let delay = FIRST_DELAY.saturating_mul(1 << (*count).min(16)).min(LONGEST_DELAY);
             *count = count.saturating_add(1);
-            Some(delay)
+            Some(backoff::pause(DELAY, *count))
         } else {
             state.failures.remove(key);
             None
@@ -291,7 +289,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(4)).await;
         let (longest, unfinished) = (Duration::from_secs(7), Duration::from_secs(11));
         assert_eq!(queue.stats(), QueueStats { depth: 1, adds: 4, retries: 1, longest, unfinished });
-        assert_eq!(queue.done(&"a", true), Some(FIRST_DELAY));
+        assert_eq!(queue.done(&"a", true), Some(DELAY.0));
         queue.done(&"b", false);
         // The key that was queued during the work is due since then; its failure is no later attempt.
         let expected = QueueStats { depth: 2, adds: 4, retries: 1, ..QueueStats::default() };
@@ -323,9 +321,9 @@ mod tests {
             let key = queue.next().await.key;
             delays.extend(queue.done(&key, true));
         }
-        assert_eq!(delays[0], FIRST_DELAY);
-        assert_eq!(delays[1], FIRST_DELAY * 2);
-        assert_eq!(delays[13], LONGEST_DELAY);
+        assert_eq!(delays[0], DELAY.0);
+        assert_eq!(delays[1], DELAY.0 * 2);
+        assert_eq!(delays[13], DELAY.1);
         assert_eq!(queue.next().await.key, "a");
         queue.done(&"a", false);
         assert_eq!(queue.failures(&"a"), 0);

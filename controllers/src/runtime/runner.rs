@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use api::traceparent::TraceParent;
-use daemon::tasks::{Spawner, panics};
+use daemon::{
+    backoff,
+    tasks::{Spawner, panics},
+};
 use jiff::Timestamp;
 use tracing::{Instrument, field::Empty};
 
@@ -14,10 +17,8 @@ use super::{
 };
 use crate::cache::Key;
 
-/// First wait before a refused write is repeated.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Longest wait before a refused write is repeated.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// First and longest wait before a refused write is repeated.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Time of a decision above which a warning is logged: all controllers run on one thread.
 const SLOW_DECISION: Duration = Duration::from_millis(200);
 
@@ -142,8 +143,7 @@ impl<C: Controller> Runner<C> {
             }
             Outcome::Refused { reason: Some(reason), message } => {
                 let attempts = failures.get(key).map_or(0, |failure| failure.attempts).saturating_add(1);
-                let wait = FIRST_RETRY.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(LONGEST_RETRY);
-                let wait = jiff::SignedDuration::try_from(wait).unwrap_or(jiff::SignedDuration::from_secs(60));
+                let wait = backoff::pause(RETRY, attempts);
                 let failure = Failure {
                     reason,
                     message: message.clone(),

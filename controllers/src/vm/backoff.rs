@@ -52,11 +52,11 @@ pub(super) fn update(
         return former.cloned();
     }
     let count = former.and_then(|former| former.consecutive_fail_count).unwrap_or(0).saturating_add(1);
-    let wait = jiff::SignedDuration::try_from(delay(count, &uid)).unwrap_or(jiff::SignedDuration::ZERO);
+    let retry_at = now.checked_add(delay(count, &uid)).ok();
     Some(VirtualMachineStartFailure {
         consecutive_fail_count: Some(count),
         last_failed_vmi_uid: Some(uid),
-        retry_after_timestamp: now.checked_add(wait).ok().map(Time),
+        retry_after_timestamp: retry_at.map(Time),
     })
 }
 

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{Span, outcome};
+use crate::backoff;
 
 /// Most spans of a request.
 const BATCH: usize = 512;
@@ -70,9 +71,8 @@ pub(super) async fn run(
                 if failures == 0 {
                     tracing::warn!(%error, "spans are dropped: the collector of traces does not accept them");
                 }
-                let pause = PAUSE.0.saturating_mul(1 << failures.min(5)).min(PAUSE.1);
                 failures = failures.saturating_add(1);
-                tokio::time::sleep(pause).await;
+                tokio::time::sleep(backoff::pause(PAUSE, failures)).await;
             }
         }
     }

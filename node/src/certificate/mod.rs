@@ -18,7 +18,10 @@
 use std::time::Duration;
 
 use api::tls::{GUEST_CLIENT_CN, HANDLER_CN, HANDLER_SIGNER, handler_request_name, handler_server_name};
-use daemon::tls::{Identity, TlsError};
+use daemon::{
+    backoff,
+    tls::{Identity, TlsError},
+};
 use k8s_openapi::{
     ByteString,
     api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec},
@@ -153,11 +156,11 @@ pub(crate) async fn follow(
 }
 
 async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity) {
-    let (mut pause, mut hasty) = (BACKOFF.0, None);
+    let (mut failures, mut hasty) = (0_u32, None);
     loop {
         match obtain(&client, node, role, identity).await {
             Ok(validity) => {
-                pause = BACKOFF.0;
+                failures = 0;
                 tracing::info!(?role, until = validity.until, "certificate in use");
                 let least = validity.least_use(hasty);
                 let is_due = || validity.is_due(Timestamp::now().as_second());
@@ -175,10 +178,11 @@ async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity)
                 }
             }
             Err(error) => {
+                failures = failures.saturating_add(1);
+                let pause = backoff::pause(BACKOFF, failures);
                 let source = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::warn!(%error, source, ?role, ?pause, "no certificate");
                 sleep(pause).await;
-                pause = (pause * 2).min(BACKOFF.1);
             }
         }
     }

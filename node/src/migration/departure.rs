@@ -5,7 +5,7 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use api::tls::handler_server_name;
-use daemon::{CancellationToken, tasks::panics, tls::TlsStream};
+use daemon::{CancellationToken, backoff, tasks::panics, tls::TlsStream};
 use protocol::channels::{AWAIT, CONNECTED, Channel};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -127,7 +127,7 @@ impl Waiting<'_> {
         let (Ok(own), Ok(node)) = (own.acquire_owned().await, node.acquire_owned().await) else {
             return std::future::pending().await;
         };
-        let mut pause = PAUSE.0;
+        let mut failures = 0_u32;
         loop {
             sleep_until(self.due.checked_sub(INTERVAL * BURST).unwrap_or(self.due)).await;
             match self.wait().await {
@@ -138,8 +138,8 @@ impl Waiting<'_> {
                 Err(error) => {
                     // Usual while a launcher has no migration, or restarts.
                     tracing::debug!(vmi = self.vmi, %error, "no channel of the launcher");
-                    sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE.1);
+                    failures = failures.saturating_add(1);
+                    sleep(backoff::pause(PAUSE, failures)).await;
                 }
             }
         }

@@ -17,7 +17,7 @@ use api::{
     config::ClusterConfig,
     constants::{annotation, label},
 };
-use daemon::config::ConfigHandle;
+use daemon::{backoff, config::ConfigHandle};
 use futures::{FutureExt, Stream, StreamExt};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
@@ -49,9 +49,8 @@ const MOST_VERSIONS: usize = 1000;
 const CONFIGURATION_WAIT: Duration = Duration::from_secs(10);
 /// Longest call to the API server.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Pauses after failed calls; the last one is repeated. Well below the age at which a node counts as lost.
-const BACKOFF: [Duration; 4] =
-    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(15)];
+/// First and longest pause after failed calls. Well below the age at which a node counts as lost.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 /// Largest document of libvirt; that of the host has some tens of KiB.
 const MAX_DOCUMENT: usize = 4 * 1024 * 1024;
 /// Largest small file of kubelet or the kernel.
@@ -110,7 +109,7 @@ async fn keep(
     let mut documents = Documents::default();
     let mut observed: Option<ObjectMeta> = None;
     let mut deprecated = BTreeSet::new();
-    let mut failures = 0;
+    let mut failures = 0_u32;
     let mut due = Instant::now();
     // Labels that depend on the configuration should not change right after the start. The heartbeat does not need the
     // configuration.
@@ -152,13 +151,12 @@ async fn keep(
                 due
             }
             failed => {
-                let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
-                failures += 1;
+                failures = failures.saturating_add(1);
                 match failed {
                     Ok(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
                     _ => tracing::warn!("heartbeat failed: no answer in time"),
                 }
-                now + pause
+                now + backoff::pause(BACKOFF, failures)
             }
         };
         tokio::select! {

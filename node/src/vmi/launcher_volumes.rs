@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use daemon::backoff;
+
 use super::event::Event;
 use crate::volumes::Volumes;
 
@@ -29,7 +31,7 @@ impl LauncherVolumes {
         };
         // An attachment pod that becomes ready is not announced.
         let waits_only = volumes.failures.values().all(|failure| failure.waiting);
-        let pause = if waits_only { RETRY.0 } else { (RETRY.0 * (1 << attempts.min(5)) / 2).min(RETRY.1) };
+        let pause = backoff::pause(RETRY, if waits_only { 0 } else { attempts });
         Self { volumes, attempts, retry_at: now + pause }
     }
 

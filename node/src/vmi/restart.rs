@@ -9,7 +9,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::{CancellationToken, tasks::panics, telemetry::Traces};
+use daemon::{CancellationToken, backoff, tasks::panics, telemetry::Traces};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -70,8 +70,8 @@ pub(super) async fn run(
         if started.elapsed() >= LASTING {
             restarts = 0;
         }
-        let pause = PAUSE.0.saturating_mul(1 << restarts.min(6)).min(PAUSE.1);
         restarts = restarts.saturating_add(1);
+        let pause = backoff::pause(PAUSE, restarts);
         shared.metrics.panics.inc();
         shared.handle.set_launcher(None);
         tracing::error!(%panic, restarts, ?pause, "the task of this VMI panicked and will be restarted");

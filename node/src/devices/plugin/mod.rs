@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::config::ConfigHandle;
+use daemon::{backoff, config::ConfigHandle};
 use futures::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -66,9 +66,8 @@ const API_VERSION: &str = "v1beta1";
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// Limit of the registration with kubelet.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pauses after failures; the last one is repeated.
-const BACKOFF: [Duration; 4] =
-    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
+/// First and longest pause after failures.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 /// Interval of checks for a new kubelet socket, if inotify reports nothing.
 const SOCKET_RECHECK: Duration = Duration::from_secs(5);
 
@@ -160,7 +159,7 @@ fn rethrow(ended: Result<(), JoinError>) {
 async fn offer(what: Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Sender<Offers>, stop: CancellationToken) {
     let serve = async {
         let resource = what.resource();
-        let mut failures = 0;
+        let mut failures = 0_u32;
         loop {
             match session(&what, plugins_dir, offers).await {
                 Ok(()) => {
@@ -169,8 +168,8 @@ async fn offer(what: Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Send
                     tracing::info!(resource, "kubelet restarted, the plugin registers again");
                 }
                 Err(error) => {
-                    let pause = BACKOFF[failures.min(BACKOFF.len() - 1)];
-                    failures += 1;
+                    failures = failures.saturating_add(1);
+                    let pause = backoff::pause(BACKOFF, failures);
                     let source = std::error::Error::source(&error).map(ToString::to_string);
                     let why = match &source {
                         Some(source) => format!("{error}: {source}"),

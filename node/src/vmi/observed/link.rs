@@ -2,18 +2,20 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use daemon::backoff;
 use protocol::features::Feature;
 
 use super::{Now, Observed};
 use crate::vmi::host::ConnectError;
 
-/// Pause after a lost connection. Short, because the supervisor restarts a worker at once; doubles up to some seconds while
+/// First and longest pause after a lost connection. Short, because the supervisor restarts a worker at once; grows while
 /// connections end soon.
-const AFTER_LOSS: Duration = Duration::from_millis(50);
+const AFTER_LOSS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(6400));
 /// Duration after which a connection does not count as short.
 const LASTING: Duration = Duration::from_secs(10);
-/// Pause after an attempt to connect; doubles up to some seconds while connections are refused.
+/// Pause after an attempt to connect, and the longest one while connections are refused.
 pub(super) const RECONNECT: Duration = Duration::from_millis(100);
+const LONGEST_RECONNECT: Duration = Duration::from_millis(3200);
 
 /// The connection to the launcher.
 #[derive(Clone, Debug)]
@@ -94,10 +96,10 @@ impl Observed {
             if now.since_start >= self.connected_at.saturating_add(LASTING) {
                 self.short_connections = 0;
             }
-            if let Link::Down { retry_at, .. } = &mut self.link {
-                *retry_at = now.since_start + AFTER_LOSS.saturating_mul(1 << self.short_connections.min(7));
-            }
             self.short_connections = self.short_connections.saturating_add(1);
+            if let Link::Down { retry_at, .. } = &mut self.link {
+                *retry_at = now.since_start + backoff::pause(AFTER_LOSS, self.short_connections);
+            }
         }
     }
 
@@ -137,8 +139,9 @@ impl Observed {
                         *pod_missing_since = None;
                         let (since, attempts) =
                             refused.take().map_or((now.since_start, 0), |known| (known.since, known.attempts));
-                        *retry_at = now.since_start + RECONNECT.saturating_mul(1 << attempts.min(5));
-                        *refused = Some(RefusedConnects { since, attempts: attempts.saturating_add(1), message });
+                        let attempts = attempts.saturating_add(1);
+                        *retry_at = now.since_start + backoff::pause((RECONNECT, LONGEST_RECONNECT), attempts);
+                        *refused = Some(RefusedConnects { since, attempts, message });
                     }
                 }
             }

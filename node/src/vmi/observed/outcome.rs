@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{VirtualMachineInstance, VmiPhase as Phase};
+use daemon::backoff;
 use protocol::{SyncReply, features::Feature};
 use sha2::{Digest, Sha256};
 
@@ -20,6 +21,8 @@ use crate::{
     volumes::Volumes,
 };
 
+/// First and longest pause after failures in a row.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Pause before a launcher that did not answer is asked again to begin or abort a migration.
 const MIGRATE_RETRY: Duration = Duration::from_secs(5);
 
@@ -171,7 +174,7 @@ impl Observed {
                         let known = self.refused_migration.take().filter(|known| known.migration == migration);
                         let count = known.map_or(0, |known| known.count).saturating_add(1);
                         self.refused_migration = Some(RefusedMigration { migration, message, count, permanent });
-                        self.hold_until = now.since_start + pause(count);
+                        self.hold_until = now.since_start + backoff::pause(PAUSE, count);
                     }
                     // The migration may have begun: the call is repeated.
                     Err(_) => self.hold_until = now.since_start + MIGRATE_RETRY,
@@ -280,7 +283,12 @@ impl Observed {
         let known = self.failure.take();
         let count = known.as_ref().map_or(0, |failure| failure.count).saturating_add(1);
         let new = known.is_none_or(|failure| failure.message != message);
-        let failure = Failure { message: message.clone(), count, retry_at: now.since_start + pause(count), permanent };
+        let failure = Failure {
+            message: message.clone(),
+            count,
+            retry_at: now.since_start + backoff::pause(PAUSE, count),
+            permanent,
+        };
         self.failure = Some(failure);
         if new { vec![Event::warning("SyncFailed", message)] } else { Vec::new() }
     }
@@ -303,7 +311,7 @@ impl Observed {
     /// Delays the next write. `stale`: the object has to be read first, and the first attempts follow at once.
     fn delay_write(&mut self, message: String, now: Now, stale: bool) {
         let count = self.write_retry.as_ref().map_or(0, |failure| failure.count).saturating_add(1);
-        let wait = if stale && count <= 3 { Duration::ZERO } else { pause(count) };
+        let wait = if stale && count <= 3 { Duration::ZERO } else { backoff::pause(PAUSE, count) };
         self.write_retry = Some(Failure { message, count, retry_at: now.since_start + wait, permanent: false });
         if stale {
             self.object = ObjectState::Unverified;
@@ -325,11 +333,6 @@ impl Observed {
             Err(WriteError::Other(message)) => self.delay_write(message, now, false),
         }
     }
-}
-
-/// Returns the pause after the n-th consecutive failure: 1 s, doubling, at most a minute.
-fn pause(count: u32) -> Duration {
-    Duration::from_secs(1 << count.saturating_sub(1).min(6)).min(Duration::from_secs(60))
 }
 
 /// Returns the MAC address of an interface whose object names none: the same after each restart, with the prefix of QEMU's own

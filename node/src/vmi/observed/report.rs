@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use api::VmiPhase as Phase;
+use daemon::backoff;
 use protocol::{GuestPanic, LauncherState, Lifecycle, MigrationStep};
 
 use super::{Now, Observed, Retry};
@@ -14,8 +15,7 @@ use crate::vmi::{
 /// Least interval of events about failed pings of the guest agent, independent of the launcher's count.
 const PING_EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// First and longest pause before a Sync is repeated for a guest that an I/O error paused, or for items that failed.
-const RETRY_FIRST: Duration = Duration::from_secs(10);
-const RETRY_LAST: Duration = Duration::from_secs(180);
+const RETRY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(180));
 /// Duration after which a running guest counts as recovered from an I/O error.
 const IO_RECOVERED: Duration = Duration::from_secs(30);
 
@@ -115,7 +115,7 @@ fn is_releasing(report: &Option<LauncherState>) -> bool {
 
 /// Returns the pause before the next repeated Sync.
 fn retry_pause(attempts: u32) -> Duration {
-    RETRY_FIRST.saturating_mul(1 << attempts.min(8)).min(RETRY_LAST)
+    backoff::pause(RETRY, attempts.saturating_add(1))
 }
 
 /// Returns the message of the event about a panic of the guest's kernel.
