@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod backup;
+pub mod boolean;
 pub mod clone;
 pub mod condition;
 pub mod config;
@@ -41,6 +42,8 @@ pub mod vmi;
 pub mod vsock;
 pub mod webhook_path;
 
+pub(crate) use boolean::is_false;
+pub use boolean::is_true;
 pub use condition::Condition;
 pub use enums::{
     EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase,
@@ -56,15 +59,3 @@ pub use vm::spec::{VirtualMachine, VirtualMachineSpec};
 pub use vm::status::VirtualMachineStatus;
 pub use vmi::spec::{VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceTemplateSpec};
 pub use vmi::status::VirtualMachineInstanceStatus;
-
-/// Returns true for the spellings of true in annotations and query parameters.
-#[must_use]
-pub fn is_true(text: &str) -> bool {
-    matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True")
-}
-
-/// Omits false on the wire, for `skip_serializing_if`.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(crate) fn is_false(value: &bool) -> bool {
-    !*value
-}

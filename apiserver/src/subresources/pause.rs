@@ -9,7 +9,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS},
-    vmi_checks::{check_running, conflict, has_condition, node},
+    vmi_checks::{check_running, conflict, node},
 };
 use crate::requests::error::{ApiError, Kind, empty_response};
 
@@ -32,7 +32,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
             "Pausing VMIs with a non-GuestAgentPing LivenessProbe is not supported",
         ));
     }
-    if has_condition(vmi, condition::PAUSED) {
+    if vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is already paused"));
     }
     node(vmi)

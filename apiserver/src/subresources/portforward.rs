@@ -16,7 +16,7 @@ use super::common::{
     call::Call,
     specification::{Answer, Parameter, Specification, VMIS, VMS},
     stream::{self, Client, Copying},
-    vmi_checks::{check_running, conflict, has_condition},
+    vmi_checks::{check_running, conflict},
 };
 use crate::{
     clients::address::{self, Holds, LauncherAddress},
@@ -100,7 +100,7 @@ fn guest_port(path: &str) -> Result<GuestPort, PortError> {
 
 /// Rejects a VMI that is not running, or not on the pod network.
 fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
-    if has_condition(vmi, condition::PAUSED) {
+    if vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is paused"));
     }
     if vmi.status.as_ref().is_none_or(|status| status.interfaces.is_empty()) {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::common::{
     call::Call,
     specification::{Answer, Specification, VMIS},
-    vmi_checks::{check_running, conflict, has_condition, node},
+    vmi_checks::{check_running, conflict, node},
 };
 use crate::requests::error::ApiError;
 
@@ -20,11 +20,11 @@ pub(super) static SPECIFICATION: Specification = Specification {
 /// Returns the node of a VMI whose guest agent or ACPI can reboot it.
 fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     check_running(vmi, "VM is not running")?;
-    if has_condition(vmi, condition::PAUSED) {
+    if vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is paused"));
     }
     let acpi = vmi.spec.domain.features.as_ref().and_then(|features| features.acpi.enabled) != Some(false);
-    if !has_condition(vmi, condition::AGENT_CONNECTED) && !acpi {
+    if !vmi.has_true(condition::AGENT_CONNECTED) && !acpi {
         return Err(conflict(vmi, "VMI neither have the agent connected nor the ACPI feature enabled"));
     }
     node(vmi)

@@ -9,7 +9,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS},
-    vmi_checks::{check_running, conflict, has_condition, node},
+    vmi_checks::{check_running, conflict, node},
 };
 use crate::requests::error::{ApiError, Kind, empty_response};
 
@@ -38,7 +38,7 @@ fn check_vm(vm: Option<&VirtualMachine>) -> Result<(), ApiError> {
 /// Returns the node of a paused VMI.
 fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     check_running(vmi, "VMI is not running")?;
-    if !has_condition(vmi, condition::PAUSED) {
+    if !vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is not paused"));
     }
     node(vmi)

@@ -101,10 +101,7 @@ pub(super) async fn usb_redirection(
 
 /// Returns true if the flag is set. Invalid values count as false.
 fn is_set(query: &str, flag: &str) -> bool {
-    query
-        .split('&')
-        .filter_map(|pair| pair.split_once('='))
-        .any(|(key, value)| key == flag && matches!(value, "true" | "True" | "TRUE" | "t" | "T" | "1"))
+    query.split('&').filter_map(|pair| pair.split_once('=')).any(|(key, value)| key == flag && api::is_true(value))
 }
 
 /// Sets the limits of a stream and its subprotocol.

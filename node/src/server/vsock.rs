@@ -105,7 +105,7 @@ fn target(query: &str) -> Result<(u32, bool), VsockError> {
     let port = port.parse().map_err(|_| VsockError::Port(port.to_owned()))?;
     let tls = match value("tls") {
         None | Some("" | "false" | "False" | "FALSE" | "f" | "F" | "0") => false,
-        Some("true" | "True" | "TRUE" | "t" | "T" | "1") => true,
+        Some(value) if api::is_true(value) => true,
         Some(other) => return Err(VsockError::Tls(other.to_owned())),
     };
     Ok((port, tls))

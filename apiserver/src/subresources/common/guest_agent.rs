@@ -5,14 +5,14 @@ use axum::response::Response;
 
 use super::{
     call::Call,
-    vmi_checks::{check_running, conflict, has_condition, node},
+    vmi_checks::{check_running, conflict, node},
 };
 use crate::requests::error::ApiError;
 
 /// Returns the node of a running VMI with a connected guest agent.
 fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     check_running(vmi, "VMI is not running")?;
-    if !has_condition(vmi, condition::AGENT_CONNECTED) {
+    if !vmi.has_true(condition::AGENT_CONNECTED) {
         return Err(conflict(vmi, "VMI does not have guest agent connected"));
     }
     node(vmi)

@@ -5,7 +5,7 @@
 
 use api::{VirtualMachineInstance, config::ClusterConfig, constants::condition, vmi::security::Sev};
 
-use super::vmi_checks::{check_running, conflict, has_condition};
+use super::vmi_checks::{check_running, conflict};
 use crate::requests::error::ApiError;
 
 /// The error of all requests that pass the checks.
@@ -35,7 +35,7 @@ pub(crate) fn check_attestation(vmi: &VirtualMachineInstance) -> Result<(), ApiE
 }
 
 fn check_paused(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
-    if has_condition(vmi, condition::PAUSED) { Ok(()) } else { Err(conflict(vmi, "VMI is not paused")) }
+    if vmi.has_true(condition::PAUSED) { Ok(()) } else { Err(conflict(vmi, "VMI is not paused")) }
 }
 
 /// Rejects a guest that is not paused at its first instruction.

@@ -15,6 +15,7 @@
 //! Each change is a JSON patch that tests the values it was decided on, so a VM that has changed since then is not changed.
 
 use api::{
+    Condition,
     enums::{RunStrategy, StateChangeAction, VmiPhase},
     vm::{
         spec::VirtualMachine,
@@ -99,8 +100,7 @@ impl Observed<'_> {
 
     /// Returns true if a condition of the VM is true.
     pub(crate) fn has_condition(&self, name: &str) -> bool {
-        let conditions = self.vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-        conditions.iter().any(|condition| condition.type_ == name && condition.is_true())
+        self.vm.condition(name).is_some_and(Condition::is_true)
     }
 }
 

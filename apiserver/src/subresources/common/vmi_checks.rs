@@ -23,12 +23,6 @@ pub(crate) fn check_running(vmi: &VirtualMachineInstance, message: &str) -> Resu
     if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, message)) }
 }
 
-/// Returns true if a condition is true.
-pub(crate) fn has_condition(vmi: &VirtualMachineInstance, name: &str) -> bool {
-    let conditions = vmi.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == name && condition.is_true())
-}
-
 /// Returns the node of a scheduled or running VMI.
 pub(crate) fn node(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     match phase(vmi) {

@@ -281,7 +281,7 @@ pub(super) fn kvm_usable(dev: &Path) -> bool {
 pub(super) fn pauses_probes(vmi: &VirtualMachineInstance) -> bool {
     let annotations = vmi.metadata.annotations.as_ref();
     let value = annotations.and_then(|all| all.get(annotation::PAUSE_GUEST_AGENT_PROBES));
-    value.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "True" | "TRUE"))
+    value.is_some_and(|value| api::is_true(value))
 }
 
 #[cfg(test)]
