@@ -208,7 +208,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parse;
+    use crate::command_line::parse;
 
     fn options(words: &[&str]) -> ClusterOptions {
         parse([&["kubectl-virt", "version"], words].concat()).unwrap().cluster

@@ -5,7 +5,7 @@ use clap::{Arg, Command, CommandFactory, builder::StyledStr};
 use http::Method;
 use serde::Deserialize;
 
-use crate::{Cli, ClusterOptions, Connection, Error};
+use crate::{ClusterOptions, Connection, Error, command_line::Cli};
 
 /// Cobra's directive "do not complete file names".
 const NO_FILES: &str = ":4";

@@ -126,7 +126,7 @@ async fn cancel_migration(connection: &Connection, vmi: &str, dry_run: bool) -> 
 mod tests {
     use clap::Parser;
 
-    use crate::Cli;
+    use crate::command_line::Cli;
 
     #[test]
     fn kinds_are_taken_by_their_names() {

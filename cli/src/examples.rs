@@ -173,7 +173,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{definition, parse};
+    use crate::command_line::{definition, parse};
 
     /// Returns the paths of all commands.
     fn paths(command: &Command, parent: &str) -> Vec<String> {

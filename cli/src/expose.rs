@@ -264,7 +264,7 @@ pub(crate) async fn run(connection: &Connection, options: &ExposeOptions) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Command, parse};
+    use crate::command_line::{Command, parse};
 
     fn service(words: &[&str], object: &Value) -> Result<Value, Error> {
         let cli =

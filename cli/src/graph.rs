@@ -52,7 +52,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{Cli, Command};
+    use crate::command_line::{Cli, Command};
 
     #[test]
     fn optional_objects_are_in_the_graph_unless_excluded() {

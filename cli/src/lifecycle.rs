@@ -234,7 +234,7 @@ pub(crate) async fn pause(connection: &Connection, options: &PauseOptions, actio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Command, parse};
+    use crate::command_line::{Command, parse};
 
     fn read(words: &[&str]) -> Option<Command> {
         parse([&["kubectl-virt"], words].concat()).ok().map(|cli| cli.command)

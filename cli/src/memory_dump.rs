@@ -126,7 +126,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{Cli, Command};
+    use crate::command_line::{Cli, Command};
 
     fn options(words: &[&str]) -> Result<Options, clap::Error> {
         let cli = Cli::try_parse_from([&["kubectl-virt", "memory-dump"], words].concat())?;

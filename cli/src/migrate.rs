@@ -129,7 +129,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Command, parse};
+    use crate::command_line::{Command, parse};
 
     fn shown(status: Option<Value>, vmi: Option<Value>) -> Progress {
         let migration = status.map(|status| Migration(json!({"metadata": {"uid": "u"}, "status": status})));

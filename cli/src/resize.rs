@@ -287,7 +287,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::Cli;
+    use crate::command_line::Cli;
 
     #[test]
     fn progress_follows_the_conditions() {

@@ -208,7 +208,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{Cli, Command};
+    use crate::command_line::{Cli, Command};
 
     fn made(words: &[&str]) -> Result<Vec<String>, Error> {
         let cli = Cli::parse_from([&["kubectl-virt"], words].concat());

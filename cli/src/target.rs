@@ -2,7 +2,18 @@
 
 use clap::ValueEnum;
 
-use crate::{Error, Kind, object_name};
+use crate::error::Error;
+
+/// Kind of an object that runs a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// A VirtualMachine
+    #[value(alias = "vms", alias = "virtualmachine", alias = "virtualmachines")]
+    Vm,
+    /// A VirtualMachineInstance
+    #[value(alias = "vmis", alias = "virtualmachineinstance", alias = "virtualmachineinstances")]
+    Vmi,
+}
 
 /// A VM or VMI named by the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +69,22 @@ fn is_label(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
+/// Parses `NAME`, `vmi/NAME` or `vm/NAME` and returns the name.
+pub(crate) fn object_name(argument: &str) -> Result<&str, Error> {
+    let name = match argument.split_once('/') {
+        None => argument,
+        Some((kind, name)) if Kind::from_str(kind, true).is_ok() => name,
+        Some((kind, _)) => {
+            return Err(Error::Usage(format!("unknown resource type {kind:?}: use vm/NAME or vmi/NAME")));
+        }
+    };
+    // The name becomes part of a URL path.
+    let valid = !name.is_empty()
+        && name.len() <= 253
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
+    if valid { Ok(name) } else { Err(Error::Usage(format!("{name:?} is not a valid name of a VM or VMI"))) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +106,16 @@ mod tests {
         }
         for argument in ["", "pod/a", "vm/", "vm/a/", "vm/a/b/c", "vm/a/..", "vm/a b"] {
             assert!(Target::parse(argument).is_err(), "{argument}");
+        }
+    }
+
+    #[test]
+    fn object_names_are_taken_with_and_without_kind() {
+        for (argument, expected) in [("a", Some("a")), ("vmi/a.b-1", Some("a.b-1")), ("vm/a", Some("a"))] {
+            assert_eq!(object_name(argument).ok(), expected);
+        }
+        for argument in ["", "pod/a", "vm/", "a/../b", "A", "a?b=c", "a b"] {
+            assert!(object_name(argument).is_err(), "{argument}");
         }
     }
 }

@@ -92,7 +92,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{Cli, Command};
+    use crate::command_line::{Cli, Command};
 
     fn read(words: &[&str]) -> Result<(Option<String>, String), String> {
         let cli = Cli::try_parse_from([&["kubectl-virt", "usbredir"], words].concat()).map_err(|e| e.to_string())?;

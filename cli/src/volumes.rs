@@ -182,7 +182,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{Cli, Command};
+    use crate::command_line::{Cli, Command};
 
     fn request(words: &[&str]) -> Result<Value, Error> {
         let cli = Cli::try_parse_from([&["kubectl-virt", "addvolume", "vm"], words].concat());

@@ -349,7 +349,7 @@ fn rendered(objects: &[Value]) -> Result<Vec<u8>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Command, parse};
+    use crate::command_line::{Command, parse};
 
     #[test]
     fn options_have_defaults() {
