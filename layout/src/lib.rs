@@ -11,6 +11,8 @@
 
 pub mod crates;
 pub mod documents;
+mod error;
+mod files;
 pub mod folders;
 pub mod lists;
 pub mod promql;
@@ -18,57 +20,6 @@ pub mod source;
 pub mod sources;
 pub mod values;
 
-use std::path::PathBuf;
-
-/// The reason why the workspace could not be examined.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A file could not be read or written.
-    #[error("{path}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: std::io::Error,
-    },
-    /// A source file is not valid Rust.
-    #[error("{path}")]
-    Rust {
-        /// The file.
-        path: PathBuf,
-        /// The error of the parser.
-        source: syn::Error,
-    },
-    /// A list could not be read from the sources.
-    #[error("{path}: {reason}")]
-    List {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// cargo did not describe the workspace.
-    #[error("cargo metadata failed: {0}")]
-    Metadata(String),
-    /// A document lacks the markers between which a generated part stands.
-    #[error("{path} has no part between {begin} and {end}")]
-    Markers {
-        /// The document.
-        path: PathBuf,
-        /// The first marker.
-        begin: String,
-        /// The last marker.
-        end: String,
-    },
-}
-
-/// Returns the root of the workspace.
-#[must_use]
-pub fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    here.parent().map_or(here.clone(), PathBuf::from)
-}
-
-fn read(path: &std::path::Path) -> Result<String, Error> {
-    std::fs::read_to_string(path).map_err(|source| Error::File { path: path.to_owned(), source })
-}
+pub use error::Error;
+use files::read;
+pub use files::root;

@@ -37,7 +37,7 @@ use nix::{
 use prost::Message;
 
 use super::{
-    STARTED,
+    control::STARTED,
     pprof::{Label, Location, Mapping, Profile, Sample, StringTable, ValueType},
     program::{Program, ThreadSnapshot},
 };
