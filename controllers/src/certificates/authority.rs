@@ -1,14 +1,16 @@
 //! Certificate authorities: creation, parsing, facts about certificates.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 use api::tls;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Secret;
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
+};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use sha2::{Digest, Sha256};
-use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::CertificateError;
@@ -101,8 +103,7 @@ impl Authority {
     pub(crate) fn make(now: Timestamp, life: SignedDuration) -> Result<Self, CertificateError> {
         let key = KeyPair::generate().map_err(CertificateError::Make)?;
         let mut params = CertificateParams::default();
-        params.not_before = date(now, -CLOCK_SKEW)?;
-        params.not_after = date(now, life)?;
+        set_validity(&mut params, now, now.checked_add(life).map_err(|_| CertificateError::Life)?)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.distinguished_name = DistinguishedName::new();
@@ -175,12 +176,14 @@ pub(super) fn leaf_dates(
     life: SignedDuration,
 ) -> Result<(), CertificateError> {
     let end = now.checked_add(life).map_err(|_| CertificateError::Life)?.min(authority.not_after());
-    params.not_before = date(now, -CLOCK_SKEW)?;
-    params.not_after = date(end, SignedDuration::ZERO)?;
-    Ok(())
+    set_validity(params, now, end)
 }
 
-fn date(from: Timestamp, offset: SignedDuration) -> Result<OffsetDateTime, CertificateError> {
-    let at = from.checked_add(offset).map_err(|_| CertificateError::Life)?;
-    OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| CertificateError::Life)
+fn set_validity(params: &mut CertificateParams, now: Timestamp, end: Timestamp) -> Result<(), CertificateError> {
+    let begin = now.checked_sub(CLOCK_SKEW).map_err(|_| CertificateError::Life)?;
+    let since_epoch = |at: Timestamp| u64::try_from(at.as_second()).map_err(|_| CertificateError::Life);
+    let epoch = date_time_ymd(1970, 1, 1);
+    params.not_before = epoch + Duration::from_secs(since_epoch(begin)?);
+    params.not_after = epoch + Duration::from_secs(since_epoch(end)?);
+    Ok(())
 }

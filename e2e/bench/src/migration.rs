@@ -5,8 +5,8 @@
 //! the longest pause between answers to pings every 10 ms from the first node on the layer-2 network.
 
 use std::{
-    net::Ipv4Addr,
-    os::fd::AsRawFd,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::AsFd,
     path::PathBuf,
     sync::{
         Arc,
@@ -26,9 +26,9 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams},
     runtime::wait::Condition,
 };
-use nix::{
-    sched::{CloneFlags, setns},
-    sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, socket},
+use rustix::{
+    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, recv, sendto, socket_with},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 use serde_json::{Value, json};
 
@@ -329,10 +329,10 @@ impl Pings {
 
 fn ping(namespace: PathBuf, to: Ipv4Addr, stop: &AtomicBool) -> Result<Duration> {
     let file = std::fs::File::open(&namespace).with_context(|| namespace.display().to_string())?;
-    setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the network of the node")?;
-    let icmp = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp)?;
-    let [a, b, c, d] = to.octets();
-    let address = SockaddrIn::new(a, b, c, d, 0);
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+        .context("cannot enter the network of the node")?;
+    let icmp = socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::ICMP))?;
+    let address = SocketAddrV4::new(to, 0);
     let id = 0x4656_u16;
     let (mut number, mut last, mut longest) = (0_u16, None::<Instant>, Duration::ZERO);
     let mut next = Instant::now();
@@ -341,10 +341,10 @@ fn ping(namespace: PathBuf, to: Ipv4Addr, stop: &AtomicBool) -> Result<Duration>
             next += INTERVAL;
             number = number.wrapping_add(1);
             // While the guest is not there, the kernel may refuse to send.
-            let _ = sendto(icmp.as_raw_fd(), &echo_request(id, number), &address, MsgFlags::MSG_DONTWAIT);
+            let _ = sendto(&icmp, &echo_request(id, number), SendFlags::DONTWAIT, &address);
         }
         let mut packet = [0_u8; 128];
-        while let Ok(length) = recv(icmp.as_raw_fd(), &mut packet, MsgFlags::MSG_DONTWAIT) {
+        while let Ok((length, _)) = recv(&icmp, &mut packet, RecvFlags::DONTWAIT) {
             let packet = packet.get(..length).unwrap_or_default();
             // An IP header without options precedes the message.
             let is_answer = packet.get(12..16) == Some(&to.octets()[..])

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::unistd::Uid;
+use rustix::process::geteuid;
 
 use crate::{
     command::{program, run_visibly},
@@ -97,7 +97,7 @@ pub fn check() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         return Err(Error::Refused(format!("the test cluster requires x86_64, not {}", std::env::consts::ARCH)));
     }
-    if !Uid::effective().is_root() {
+    if !geteuid().is_root() {
         return Err(Error::Refused("the test cluster creates namespaces and mounts: run it as root".into()));
     }
     let missing = missing(&RUN, exists);
@@ -118,7 +118,7 @@ pub fn install(own_cluster: bool, progress: &Progress) -> Result<()> {
     let absent = missing(all(), exists);
     let mut packages: Vec<&str> = absent.iter().filter_map(|need| need.package).collect();
     packages.dedup();
-    if !packages.is_empty() && Uid::effective().is_root() && exists("apt-get") {
+    if !packages.is_empty() && geteuid().is_root() && exists("apt-get") {
         progress.step(format!("installing {}", packages.join(" ")));
         run_visibly("updating the package lists", program("apt-get", ["update", "-q"]).env("LC_ALL", "C"))?;
         run_visibly(

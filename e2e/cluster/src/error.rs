@@ -53,7 +53,7 @@ pub enum Error {
         /// The operation.
         action: String,
         /// The cause.
-        source: nix::Error,
+        source: rustix::io::Errno,
     },
     /// A certificate could not be created.
     #[error("cannot create the certificate of {subject}")]

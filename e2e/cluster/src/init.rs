@@ -23,10 +23,10 @@ use std::{
     time::Duration,
 };
 
-use nix::{
-    errno::Errno,
-    mount::{MsFlags, mount},
-    sys::wait::{WaitStatus, waitpid},
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
+    process::{WaitOptions, WaitStatus, wait},
 };
 
 use crate::{
@@ -67,30 +67,25 @@ pub fn run(configuration: &Path) -> Result<()> {
 }
 
 fn prepare(init: &Init) -> Result<()> {
-    let none: Option<&str> = None;
     let system = |action: String| move |source| Error::System { action, source };
     // The cgroup of the caller may have limits and may be removed with its session.
     host::enter_cgroup(&init.cgroup)?;
     // `/proc` of this PID namespace: a pod in the host's PID namespace finds a process 1 that it may enter.
-    mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none).map_err(system("mount /proc".into()))?;
+    mount("proc", "/proc", "proc", MountFlags::empty(), None).map_err(system("mount /proc".into()))?;
     let hostname = Path::new("/proc/sys/kernel/hostname");
     fs::write(hostname, &init.hostname).at("write", hostname)?;
     if init.own_run {
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        mount(Some("run"), "/run", Some("tmpfs"), flags, Some("mode=755")).map_err(system("mount /run".into()))?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("run", "/run", "tmpfs", flags, Some(c"mode=755")).map_err(system("mount /run".into()))?;
         let lock = Path::new("/run/lock");
         fs::create_dir_all(lock).at("create", lock)?;
     }
     for (own, seen) in &init.binds {
-        mount(Some(own), seen, none, MsFlags::MS_BIND, none).map_err(system(format!(
-            "mount {} over {}",
-            own.display(),
-            seen.display()
-        )))?;
+        mount_bind(own, seen).map_err(system(format!("mount {} over {}", own.display(), seen.display())))?;
     }
     // Pods with bidirectional mount propagation need shared mounts. Sharing stays inside this namespace. It comes last
     // because a bind mount made from a shared one would receive later mounts twice.
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SHARED, none).map_err(system("share /".into()))?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::SHARED).map_err(system("share /".into()))?;
     for (name, value) in &init.sysctls {
         let path = Path::new("/proc/sys").join(name);
         // Kernels without the feature have no such file.
@@ -121,7 +116,7 @@ fn is_met(after: &After, service: &Service, path: &str, waiting: &Waiting) -> bo
         After::Tcp(address) => TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok(),
         After::Unix(path) => UnixStream::connect(path).is_ok(),
         After::Command(command) => {
-            matches!(run_once(&service.name, command, &service.log, path, waiting), Ok(Some(WaitStatus::Exited(_, 0))))
+            matches!(run_once(&service.name, command, &service.log, path, waiting), Ok(Some(status)) if status.exit_status() == Some(0))
         }
     }
 }
@@ -147,17 +142,17 @@ fn run_once(name: &str, command: &[String], log: &Path, path: &str, waiting: &Wa
 /// Reaps all children and orphans. Never returns.
 fn reap(waiting: &Waiting) {
     loop {
-        match waitpid(None, None) {
-            Ok(status) => {
-                let Some(pid) = status.pid() else { continue };
-                let waiter = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid.as_raw());
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) => {
+                let pid = pid.as_raw_nonzero().get();
+                let waiter = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
                 if let Some(waiter) = waiter {
                     // The receiver waits until it has received.
                     let _ = waiter.send(status);
                 }
             }
-            Err(Errno::ECHILD) => thread::sleep(Duration::from_millis(100)),
-            Err(_) => {}
+            Err(Errno::CHILD) => thread::sleep(Duration::from_millis(100)),
+            Ok(None) | Err(_) => {}
         }
     }
 }

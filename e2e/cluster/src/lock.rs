@@ -2,8 +2,6 @@
 
 use std::{fs, fs::File};
 
-use nix::fcntl::{Flock, FlockArg};
-
 use crate::{
     error::{FileContext, Result},
     plan::Plan,
@@ -14,15 +12,13 @@ use crate::{
 ///
 /// # Errors
 /// Fails if the lock file cannot be created.
-pub fn lock(plan: &Plan, progress: &Progress) -> Result<Flock<File>> {
+pub fn lock(plan: &Plan, progress: &Progress) -> Result<File> {
     let path = plan.lock();
     fs::create_dir_all(plan.build()).at("create", plan.build())?;
-    let open = || File::create(&path).at("create", &path);
-    match Flock::lock(open()?, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(lock),
-        Err((file, _)) => {
-            progress.step(format!("waiting for another command that holds {}", path.display()));
-            Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into()).at("lock", &path)
-        }
+    let file = File::create(&path).at("create", &path)?;
+    if file.try_lock().is_err() {
+        progress.step(format!("waiting for another command that holds {}", path.display()));
+        file.lock().at("lock", &path)?;
     }
+    Ok(file)
 }

@@ -115,7 +115,7 @@ impl Controller {
         {
             if volume.content == Content::Ext4 {
                 // The file system is mounted in the mount namespaces of nodes only.
-                tokio::task::spawn_blocking(nix::unistd::sync)
+                tokio::task::spawn_blocking(rustix::fs::sync)
                     .await
                     .map_err(|error| Status::internal(error.to_string()))?;
             }

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount},
+};
 use tonic::Status;
 
 use crate::store::failed;
@@ -16,19 +19,15 @@ const TABLE: &str = "/proc/self/mountinfo";
 
 /// Mounts the file system ext4 of a device.
 pub(crate) fn mount_ext4(device: &Path, target: &Path) -> Result<(), Status> {
-    let none: Option<&str> = None;
-    mount(Some(device), target, Some("ext4"), MsFlags::empty(), none)
-        .map_err(|error| failed("mount", target, error.into()))
+    mount(device, target, "ext4", MountFlags::empty(), None).map_err(|error| failed("mount", target, error.into()))
 }
 
 /// Mounts a file or directory at a second path.
 pub(crate) fn bind(source: &Path, target: &Path, read_only: bool) -> Result<(), Status> {
-    let none: Option<&str> = None;
-    let mounted = |error: nix::Error| failed("mount", target, error.into());
-    mount(Some(source), target, none, MsFlags::MS_BIND, none).map_err(mounted)?;
+    let mounted = |error: Errno| failed("mount", target, error.into());
+    mount_bind(source, target).map_err(mounted)?;
     if read_only {
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        mount(none, target, none, flags, none).map_err(mounted)?;
+        mount_remount(target, MountFlags::BIND | MountFlags::RDONLY, "").map_err(mounted)?;
     }
     Ok(())
 }
@@ -42,7 +41,8 @@ pub(crate) fn is_mounted(target: &Path) -> Result<bool, Status> {
 /// Removes all mounts at a path.
 pub(crate) fn unmount(target: &Path) -> Result<(), Status> {
     while is_mounted(target)? {
-        umount2(target, MntFlags::empty()).map_err(|error| failed("unmount", target, error.into()))?;
+        rustix::mount::unmount(target, UnmountFlags::empty())
+            .map_err(|error| failed("unmount", target, error.into()))?;
     }
     Ok(())
 }

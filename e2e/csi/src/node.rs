@@ -133,11 +133,10 @@ fn usage(path: &Path) -> Result<Vec<csi::VolumeUsage>, Status> {
         let size = size.map_err(|error| failed("measure", path, error))?;
         return Ok(vec![csi::VolumeUsage { total: signed(size), unit: Unit::Bytes.into(), ..Default::default() }]);
     }
-    let space = nix::sys::statvfs::statvfs(path).map_err(|error| failed("measure", path, error.into()))?;
-    let block = space.fragment_size();
+    let space = rustix::fs::statvfs(path).map_err(|error| failed("measure", path, error.into()))?;
     Ok(vec![
-        usage(Unit::Bytes, space.blocks() * block, space.blocks_available() * block),
-        usage(Unit::Inodes, space.files(), space.files_available()),
+        usage(Unit::Bytes, space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize),
+        usage(Unit::Inodes, space.f_files, space.f_favail),
     ])
 }
 

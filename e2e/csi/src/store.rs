@@ -51,8 +51,8 @@ impl Store {
     /// Returns the free bytes.
     pub(crate) fn free(&self) -> Result<u64, Status> {
         let statistics =
-            nix::sys::statvfs::statvfs(&self.data).map_err(|error| failed("measure", &self.data, error.into()))?;
-        Ok(statistics.blocks_available() as u64 * statistics.fragment_size() as u64)
+            rustix::fs::statvfs(&self.data).map_err(|error| failed("measure", &self.data, error.into()))?;
+        Ok(statistics.f_bavail * statistics.f_frsize)
     }
 
     /// Locks a volume or snapshot against other processes and calls until the file is dropped.

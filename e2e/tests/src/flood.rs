@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     net::SocketAddr,
+    os::fd::AsFd,
     process::Command,
     sync::{
         Arc,
@@ -15,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use kube::api::ListParams;
-use nix::sched::{CloneFlags, setns};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -104,7 +105,8 @@ impl Flood {
         let counters = (opened.clone(), began.clone());
         // The thread and its sockets stay in the network namespace of the pod.
         let thread = std::thread::spawn(move || {
-            setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter the pod's network")?;
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .context("cannot enter the pod's network")?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 for address in targets {

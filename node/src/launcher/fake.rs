@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use daemon::CancellationToken;
 use futures::Stream;
 use protocol::{
@@ -25,6 +24,7 @@ use protocol::{
 use serde_json::Value;
 use tokio::{net::UnixStream, sync::watch};
 use tokio_stream::{StreamExt, wrappers::WatchStream};
+use tonic::async_trait;
 use tonic::{Request as Rpc, Response, Status, Streaming};
 
 use super::Launcher;

@@ -30,7 +30,6 @@ use std::{
 };
 
 use api::tls::HANDLER_CN;
-use async_trait::async_trait;
 use daemon::{
     CancellationToken,
     tls::{Identity, MutualTls, Roots, TlsError},
@@ -38,6 +37,7 @@ use daemon::{
 use protocol::channels::Channel;
 use tokio::{net::UnixStream, sync::Semaphore};
 use tokio_util::sync::DropGuard;
+use tonic::async_trait;
 
 use self::arrivals::Arrivals;
 pub(crate) use self::{

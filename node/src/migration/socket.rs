@@ -2,9 +2,9 @@
 
 use std::{io, time::Duration};
 
-use async_trait::async_trait;
 use protocol::channels::{Channel, SOCKET};
 use tokio::net::UnixStream;
+use tonic::async_trait;
 
 use super::LauncherSocket;
 use crate::{

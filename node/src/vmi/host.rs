@@ -9,10 +9,10 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use async_trait::async_trait;
 use daemon::config::ConfigHandle;
 use protocol::{CacheFile, SmBios, VmiOptions};
 use tokio::net::UnixStream;
+use tonic::async_trait;
 
 use super::migration_facts::Route;
 use crate::{

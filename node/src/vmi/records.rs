@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
-use async_trait::async_trait;
 use daemon::{
     events::{self, EventType, Outcome, Recorder, Source},
     tasks::Spawner,
@@ -14,6 +13,7 @@ use kube::{
 };
 use prometheus::{IntCounter, IntCounterVec};
 use serde_json::Value;
+use tonic::async_trait;
 
 use super::event::Event;
 

@@ -8,10 +8,7 @@ use std::{
     time::Duration,
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{command::wait, error::Result, plan::Plan};
 
@@ -99,7 +96,7 @@ pub fn kill_all(namespaces: &BTreeSet<String>) -> Result<()> {
             let pids = found();
             for pid in &pids {
                 // The process may have exited meanwhile.
-                let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+                let _ = Pid::from_raw(*pid).map(|pid| kill_process(pid, Signal::KILL));
             }
             Ok(pids.is_empty())
         },

@@ -1,10 +1,8 @@
 //! Ownership of the cluster's names on the host: two working trees may use the same names.
 
-use std::{fs, path::Path};
-
-use nix::{
-    errno::Errno,
-    fcntl::{Flock, FlockArg},
+use std::{
+    fs::{self, TryLockError},
+    path::Path,
 };
 
 use super::namespaces::{namespaces, processes};
@@ -44,7 +42,7 @@ fn has_processes(plan: &Plan) -> bool {
 fn is_changing(state: &str) -> bool {
     let Ok(file) = fs::File::open(lock_of(Path::new(state))) else { return false };
     // A lock taken here is released with the file.
-    matches!(Flock::lock(file, FlockArg::LockExclusiveNonblock), Err((_, Errno::EWOULDBLOCK)))
+    matches!(file.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 #[cfg(test)]
@@ -58,9 +56,9 @@ mod tests {
         assert!(!is_changing(name), "no lock file");
         let file = fs::File::create(lock_of(&state)).unwrap();
         assert!(!is_changing(name), "nobody holds it");
-        let held = Flock::lock(file, FlockArg::LockExclusiveNonblock).unwrap();
+        file.try_lock().unwrap();
         assert!(is_changing(name));
-        drop(held);
+        drop(file);
         assert!(!is_changing(name));
         fs::remove_file(lock_of(&state)).unwrap();
     }

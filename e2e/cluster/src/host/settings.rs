@@ -6,7 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
 use super::namespaces::{NAMESPACES, any_cluster_runs};
@@ -65,10 +64,11 @@ impl Record {
 
 /// Locks changes to the host against other clusters until dropped. The lock is on a folder that always exists, so it leaves no
 /// file behind.
-fn lock_host() -> Result<Flock<fs::File>> {
+fn lock_host() -> Result<fs::File> {
     let folder = Path::new("/run");
     let file = fs::File::open(folder).at("open", folder)?;
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error.into()).at("lock", folder)
+    file.lock().at("lock", folder)?;
+    Ok(file)
 }
 
 /// Records the changes of nodes to the host, then creates folders and raises limits.

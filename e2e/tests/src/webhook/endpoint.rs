@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     net::SocketAddr,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -17,7 +18,7 @@ use kube::{
     Api, Client,
     api::{AttachParams, ListParams},
 };
-use nix::sched::{CloneFlags, setns};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustls::{
     ClientConfig,
     client::Resumption,
@@ -316,7 +317,8 @@ fn control_namespace() -> Result<Option<PathBuf>> {
 fn dial_inside(namespace: &Path, address: SocketAddr) -> Result<std::net::TcpStream> {
     let file = File::open(namespace).with_context(|| format!("cannot open {}", namespace.display()))?;
     let dialled = std::thread::spawn(move || -> Result<std::net::TcpStream> {
-        setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the network namespace of the API server")?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .context("cannot enter the network namespace of the API server")?;
         let stream = std::net::TcpStream::connect_timeout(&address, TIMEOUT)
             .with_context(|| format!("cannot reach {address}"))?;
         stream.set_nodelay(true)?;

@@ -18,7 +18,6 @@ use std::{
 };
 
 use api::{VirtualMachineInstance, VmiPhase as Phase};
-use async_trait::async_trait;
 use daemon::CancellationToken;
 use protocol::{CacheFile, Nic};
 use serde_json::{Value, json};
@@ -27,6 +26,7 @@ use tokio::{
     sync::watch,
 };
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::async_trait;
 
 use super::{
     Vmis,
