@@ -5,13 +5,14 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use api::{VirtualMachineInstance, traceparent::TraceParent};
 use futures::{Stream, StreamExt};
 use protocol::{
-    AbortMigrationRequest, Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply, FileSystemsRequest,
-    FinishRequest, FreezeRequest, GuestExecReply, GuestExecRequest, GuestPingRequest, GuestReportReply,
-    GuestReportRequest, HelloReply, HelloRequest, KillRequest, LauncherState, MAX_MESSAGE_SIZE, MigrateRequest,
-    PauseRequest, PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
-    SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest,
-    UsbInput, UsersReply, UsersRequest, WatchRequest,
+    AbortJobRequest, AbortMigrationRequest, Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply,
+    FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply, GuestExecRequest, GuestPingRequest,
+    GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest, LauncherState, MAX_MESSAGE_SIZE,
+    MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
+    ShutdownRequest, SoftRebootRequest, StartJobRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT,
+    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest, abort_job_request,
     launcher_server::{Launcher, LauncherServer},
+    start_job_request::Job,
 };
 use tokio::{net::UnixListener, sync::Semaphore};
 use tokio_stream::wrappers::WatchStream;
@@ -131,6 +132,11 @@ fn named(migration: &str) -> Result<(), Status> {
     if migration.is_empty() { Err(Status::invalid_argument("the migration has no name")) } else { Ok(()) }
 }
 
+/// Returns the status of a request for a job of a later release.
+fn unknown_job() -> Status {
+    Status::unimplemented("virt-launcher does not know this job")
+}
+
 impl Service {
     async fn act(&self, action: Action) -> Result<Response<Done>, Status> {
         self.engine.act(action).await?;
@@ -174,6 +180,23 @@ impl Launcher for Service {
 
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(WatchStream::new(self.engine.watch()).map(Ok).boxed()))
+    }
+
+    async fn start_job(&self, request: Request<StartJobRequest>) -> Result<Response<Done>, Status> {
+        match request.into_inner().job {
+            Some(Job::Shutdown(request)) => self.shutdown(Request::new(request)).await,
+            Some(Job::MemoryDump(request)) => self.dump_memory(Request::new(request)).await,
+            Some(Job::MigrationIn(request)) => self.prepare_migration(Request::new(request)).await,
+            Some(Job::MigrationOut(request)) => self.migrate(Request::new(request)).await,
+            None => Err(unknown_job()),
+        }
+    }
+
+    async fn abort_job(&self, request: Request<AbortJobRequest>) -> Result<Response<Done>, Status> {
+        match request.into_inner().job {
+            Some(abort_job_request::Job::Migration(request)) => self.abort_migration(Request::new(request)).await,
+            None => Err(unknown_job()),
+        }
     }
 
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Result<Response<Done>, Status> {

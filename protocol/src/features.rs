@@ -18,12 +18,14 @@ pub enum Feature {
     MemoryDump,
     /// `PrepareMigration`, `Migrate` and `AbortMigration`, with the channels of the migration socket.
     LiveMigration,
+    /// `StartJob`, `AbortJob` and `LauncherState.jobs`. The calls that start or abort one kind of job are for older releases.
+    Jobs,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 5] =
-        [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump, Self::LiveMigration];
+    pub const ALL: [Self; 6] =
+        [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump, Self::LiveMigration, Self::Jobs];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
@@ -33,6 +35,7 @@ impl Feature {
             Self::NicHotplug => "nic-hotplug",
             Self::MemoryDump => "memory-dump",
             Self::LiveMigration => "live-migration",
+            Self::Jobs => "jobs",
         }
     }
 }

@@ -12,14 +12,15 @@ use std::{
 use daemon::CancellationToken;
 use futures::Stream;
 use protocol::{
-    AbortMigrationRequest, Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply,
+    AbortJobRequest, AbortMigrationRequest, Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply,
     FileSystemsRequest, FinishRequest, FreezeRequest, GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem,
     GuestInfo, GuestPingRequest, GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest,
     KillRequest, LauncherState, Lifecycle, MemoryDump, MigrateRequest, MigrationStep, PauseRequest,
     PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT, UnfreezeRequest,
-    UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest,
+    StartJobRequest, StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT,
+    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest, abort_job_request,
     launcher_server::{Launcher as LauncherService, LauncherServer},
+    start_job_request::Job,
 };
 use serde_json::Value;
 use tokio::{net::UnixStream, sync::watch};
@@ -162,6 +163,21 @@ impl LauncherService for Served {
     }
     async fn watch(&self, _: Rpc<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(Box::pin(WatchStream::new(self.0.state.subscribe()).map(Ok))))
+    }
+    async fn start_job(&self, request: Rpc<StartJobRequest>) -> Result<Response<Done>, Status> {
+        match request.into_inner().job {
+            Some(Job::Shutdown(request)) => self.shutdown(Rpc::new(request)).await,
+            Some(Job::MemoryDump(request)) => self.dump_memory(Rpc::new(request)).await,
+            Some(Job::MigrationIn(request)) => self.prepare_migration(Rpc::new(request)).await,
+            Some(Job::MigrationOut(request)) => self.migrate(Rpc::new(request)).await,
+            None => Err(Status::unimplemented("no job")),
+        }
+    }
+    async fn abort_job(&self, request: Rpc<AbortJobRequest>) -> Result<Response<Done>, Status> {
+        match request.into_inner().job {
+            Some(abort_job_request::Job::Migration(request)) => self.abort_migration(Rpc::new(request)).await,
+            None => Err(Status::unimplemented("no job")),
+        }
     }
     async fn shutdown(&self, request: Rpc<ShutdownRequest>) -> Result<Response<Done>, Status> {
         self.0.note(format!("shutdown {}", request.into_inner().grace_period_seconds));

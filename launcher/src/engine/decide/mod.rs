@@ -28,6 +28,7 @@ use super::model::{
 pub(crate) fn decide(state: &State, now: Instant, input: Input) -> (State, Vec<Effect>) {
     let mut turn = Turn { state: state.clone(), effects: Vec::new(), now };
     turn.take(input);
+    turn.state.published.jobs = turn.state.jobs();
     (turn.state, turn.effects)
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use protocol::{ItemResult, LauncherState, Lifecycle};
+use protocol::{ItemResult, JobReport, LauncherState, Lifecycle};
 use tokio::time::Instant;
 
 use super::{
@@ -281,6 +281,12 @@ impl State {
     /// Reports a useful attempt to connect.
     pub(crate) fn may_connect(&self) -> bool {
         self.cache_written && self.stage != Stage::Ended
+    }
+
+    /// Returns the jobs in progress that virt-handler has started.
+    pub(crate) fn jobs(&self) -> Vec<JobReport> {
+        let started = self.job.iter().filter(|job| !matches!(job, Job::Start(_)));
+        started.map(|job| JobReport { name: job.name().to_string(), progress: job.progress().into() }).collect()
     }
 
     /// Returns the time of the next wake-up.
