@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     domain::unsupported::Unsupported,
-    engine::{Action, EngineHandle, RequestError, may_be_silent},
+    engine::{Action, EngineHandle, Request as EngineRequest, RequestError, Wanted, may_be_silent},
     guest_agent::{Executed, GuestAgentError},
     hypervisor::HypervisorError,
     socket,
@@ -142,6 +142,28 @@ impl Service {
         self.engine.act(action).await?;
         Ok(Response::new(Done {}))
     }
+
+    /// Starts a job.
+    async fn start(&self, job: Job) -> Result<Response<Done>, Status> {
+        let request = match job {
+            Job::Shutdown(ShutdownRequest { grace_period_seconds: grace }) => {
+                EngineRequest::Act(Action::Shutdown { grace })
+            }
+            Job::MemoryDump(DumpMemoryRequest { volume, file }) => EngineRequest::DumpMemory { volume, file },
+            Job::MigrationIn(PrepareMigrationRequest { migration, vmi, options }) => {
+                named(&migration)?;
+                let (vmi, unsupported) = parse_vmi(&vmi)?;
+                let wanted = Wanted { vmi, unsupported, options: options.unwrap_or_default() };
+                EngineRequest::PrepareMigration { migration, wanted: Arc::new(wanted) }
+            }
+            Job::MigrationOut(request) => {
+                named(&request.migration)?;
+                EngineRequest::Migrate(Arc::new(request))
+            }
+        };
+        self.engine.request(request).await?;
+        Ok(Response::new(Done {}))
+    }
 }
 
 #[tonic::async_trait]
@@ -183,24 +205,17 @@ impl Launcher for Service {
     }
 
     async fn start_job(&self, request: Request<StartJobRequest>) -> Result<Response<Done>, Status> {
-        match request.into_inner().job {
-            Some(Job::Shutdown(request)) => self.shutdown(Request::new(request)).await,
-            Some(Job::MemoryDump(request)) => self.dump_memory(Request::new(request)).await,
-            Some(Job::MigrationIn(request)) => self.prepare_migration(Request::new(request)).await,
-            Some(Job::MigrationOut(request)) => self.migrate(Request::new(request)).await,
-            None => Err(unknown_job()),
-        }
+        self.start(request.into_inner().job.ok_or_else(unknown_job)?).await
     }
 
     async fn abort_job(&self, request: Request<AbortJobRequest>) -> Result<Response<Done>, Status> {
-        match request.into_inner().job {
-            Some(abort_job_request::Job::Migration(request)) => self.abort_migration(Request::new(request)).await,
-            None => Err(unknown_job()),
+        match request.into_inner().job.ok_or_else(unknown_job)? {
+            abort_job_request::Job::Migration(request) => self.abort_migration(Request::new(request)).await,
         }
     }
 
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Shutdown { grace: request.into_inner().grace_period_seconds }).await
+        self.start(Job::Shutdown(request.into_inner())).await
     }
 
     async fn kill(&self, _: Request<KillRequest>) -> Result<Response<Done>, Status> {
@@ -216,28 +231,19 @@ impl Launcher for Service {
     }
 
     async fn dump_memory(&self, request: Request<DumpMemoryRequest>) -> Result<Response<Done>, Status> {
-        let DumpMemoryRequest { volume, file } = request.into_inner();
-        self.engine.dump_memory(volume, file).await?;
-        Ok(Response::new(Done {}))
+        self.start(Job::MemoryDump(request.into_inner())).await
     }
 
     async fn prepare_migration(&self, request: Request<PrepareMigrationRequest>) -> Result<Response<Done>, Status> {
-        let PrepareMigrationRequest { migration, vmi, options } = request.into_inner();
-        named(&migration)?;
-        let (vmi, unsupported) = parse_vmi(&vmi)?;
-        self.engine.prepare_migration(migration, vmi, unsupported, options.unwrap_or_default()).await?;
-        Ok(Response::new(Done {}))
+        self.start(Job::MigrationIn(request.into_inner())).await
     }
 
     async fn migrate(&self, request: Request<MigrateRequest>) -> Result<Response<Done>, Status> {
-        let request = request.into_inner();
-        named(&request.migration)?;
-        self.engine.migrate(request).await?;
-        Ok(Response::new(Done {}))
+        self.start(Job::MigrationOut(request.into_inner())).await
     }
 
     async fn abort_migration(&self, request: Request<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
-        self.engine.abort_migration(request.into_inner().migration).await?;
+        self.engine.request(EngineRequest::AbortMigration(request.into_inner().migration)).await?;
         Ok(Response::new(Done {}))
     }
 

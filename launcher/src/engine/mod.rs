@@ -17,16 +17,17 @@
 //! A migration to another launcher ends `Live` as a shutdown does, once the target runs the guest; one to this launcher leads from
 //! `Waiting` to `Live` without a start.
 //!
-//! The state is a value (`model`). [`decide`](decide::decide) maps it and an input (domain event, result, time, request) to
-//! the next state and effects; pure. The driver (`driver`) carries the effects out and feeds their results back. Domain events
-//! are taken before requests. At most one job holds the job slot; a request that conflicts with it is refused with the job's
-//! name. A restarted worker adopts a running domain before it prepares or ends anything, and starts in `Live`.
+//! Layers, strictly one way: the base that all jobs share (`model`) <- the jobs (`jobs`, one folder each) <- [`decide`](decide::decide),
+//! which maps the state, a value, and an input (domain event, result, time, request) to the next state and effects, pure <- the
+//! driver (`driver`), which carries the effects out and feeds their results back. Domain events are taken before requests. At most
+//! one job holds the job slot; a request that conflicts with it is refused with the job's name. A restarted worker adopts a running domain before it prepares or ends anything, and starts in `Live`.
 
 mod decide;
 mod driver;
+mod jobs;
 mod model;
 
 pub(crate) use self::{
     driver::{Driver, EngineHandle, Outcome},
-    model::{Action, RequestError, may_be_silent},
+    model::{Action, Request, RequestError, Wanted, may_be_silent},
 };

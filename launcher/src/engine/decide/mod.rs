@@ -1,108 +1,94 @@
 //! The engine's decisions: [`decide`] maps a state and an input to the next state and effects. Pure.
 //!
-//! Files by theme: `requests` (Hello, actions), `sync` (Sync of a running domain), `devices` (its changes), `start`, `shutdown`,
-//! `dump`, `migration_out` and `migration_in` (the jobs), `events` (connection, reads, guest agent), `timer`.
+//! Events of the domain (`events`) come first; `requests` decides on requests, `sync` on those to start or change the domain. A job in
+//! the slot, or beside it, gets the inputs that name it.
 
-mod devices;
-mod dump;
 mod events;
-mod migration_in;
-mod migration_out;
-mod post_copy;
 mod requests;
-mod shutdown;
-mod start;
 mod sync;
 #[cfg(test)]
 mod tests;
-mod timer;
 
-use protocol::{Lifecycle, MigrationStep};
+use protocol::{JobReport, Lifecycle, MigrationStep};
 use tokio::time::Instant;
 
-use super::model::{
-    Answer, ChannelMode, Direction, Effect, Input, Job, MigrationIn, MigrationOut, MigrationRecord, RequestId, State,
+use self::sync::NextSync;
+use super::{
+    jobs::{Job, migration_in::MigrationIn, migration_out::MigrationOut},
+    model::{
+        Base, ChannelMode, Direction, Effect, Input, JobInput, JobName, MigrationRecord, Next, RequestError, Stage,
+    },
 };
+
+/// The engine's state, a value.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    /// The base that all jobs share.
+    pub(crate) base: Base,
+    /// The job slot.
+    pub(crate) job: Option<Job>,
+    /// Jobs beside the slot: a Sync, and one that cannot be aborted for the shutdown in the slot.
+    beside: Vec<Job>,
+    /// Syncs that follow the one in progress or the start.
+    next_sync: Option<NextSync>,
+}
 
 /// Decides on an input: returns the next state and the effects to carry out, in their order.
 pub(crate) fn decide(state: &State, now: Instant, input: Input) -> (State, Vec<Effect>) {
-    let mut turn = Turn { state: state.clone(), effects: Vec::new(), now };
-    turn.take(input);
-    turn.state.published.jobs = turn.state.jobs();
-    (turn.state, turn.effects)
+    let mut state = state.clone();
+    state.base.now = now;
+    state.take(input);
+    state.settle();
+    let effects = std::mem::take(&mut state.base.effects);
+    (state, effects)
 }
 
-/// A decision in progress.
-struct Turn {
-    state: State,
-    effects: Vec<Effect>,
-    now: Instant,
-}
+impl State {
+    /// Creates the state of a worker that has just started.
+    pub(crate) fn new(base: Base) -> Self {
+        Self { base, job: None, beside: Vec::new(), next_sync: None }
+    }
 
-impl Turn {
+    /// Returns the time of the next wake-up.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        self.jobs().filter_map(Job::wake).chain(self.base.wake()).min()
+    }
+
     fn take(&mut self, input: Input) {
         match input {
             Input::Begin { adopting, start_daemon, simulate_crash, migration } => {
-                self.begin(adopting, start_daemon, simulate_crash, migration.as_deref());
+                self.on_begin(adopting, start_daemon, simulate_crash, migration.as_deref());
             }
-            Input::Request(id, request) => self.request(id, request),
-            Input::Timer => self.timer(),
-            Input::DomainChanged { closed, crashed } => self.domain_changed(closed, crashed),
-            Input::GuestFacts(facts) => self.guest_facts(*facts),
-            Input::Credentials(status) => self.state.published.access_credentials = status,
-            Input::DaemonStarted(request, result) => self.daemon_started(request, result),
-            Input::Connected(result) => self.connected(result),
-            Input::Read(result, guest_agent) => self.read_done(result, guest_agent),
-            Input::Crash(panic) => self.crashed(panic),
-            Input::Prepared(result) if matches!(self.state.job, Some(Job::MigrationIn(_))) => {
-                self.incoming_prepared(result)
-            }
-            Input::Prepared(result) => self.prepared(result),
-            Input::Served(result) => {
-                if let Some(result) = self.incoming_served(result) {
-                    self.served(result);
-                }
-            }
-            Input::Defined(result) => self.defined(result),
-            Input::TagsWritten(result) => self.tags_written(result),
-            Input::Created(result) => self.created(result),
-            Input::Compared { sizes, wanted, left_out } => self.compared(&sizes, wanted, &left_out),
-            Input::DiskGrown(result) => self.disk_grown(result),
-            Input::VcpusPlugged(result) => self.vcpus_plugged(result),
-            Input::DeviceChanged(result) => self.device_changed(result),
-            Input::MemoryDumped(result) => self.memory_dumped(result),
-            Input::MigrationOpened(result) => match self.state.job {
-                Some(Job::MigrationIn(_)) => self.incoming_opened(result),
-                _ => self.outgoing_opened(result),
-            },
-            Input::Migrated(result) => self.migrated(result),
-            Input::Departed(result) => self.departed(result),
-            Input::ProgressRead(result) => self.progress_read(result),
-            Input::MigrationAborted(result) => self.migration_aborted(result),
-            Input::PausedForCopy(result) => self.paused_for_copy(result),
-            Input::PostCopyStarted(result) => self.post_copy_started(result),
-            Input::RunsAfterMigration(result) => match self.state.job {
-                Some(Job::MigrationIn(_)) => self.arrived_runs(result),
-                _ => self.restored(result),
-            },
-            Input::Released(result) => self.released(result),
-            Input::Resumed(result) => self.resumed(result),
-            Input::Acted(id, result) => self.acted(id, result),
-            Input::ShutdownRequested(result) => self.shutdown_requested(result),
-            Input::Destroyed(result) => self.destroyed(result),
-            Input::ClockSet => self.state.setting_clock = false,
+            Input::Request(id, request) => self.on_request(id, request),
+            Input::Timer => self.on_timer(),
+            Input::DomainChanged { closed, crashed } => self.on_domain_changed(closed, crashed),
+            Input::GuestFacts(facts) => self.base.publish_guest(*facts),
+            Input::Credentials(status) => self.base.published.access_credentials = status,
+            Input::DaemonStarted(request, result) => self.on_daemon_started(request, result),
+            Input::Connected(result) => self.on_connected(result),
+            Input::Read(result, guest_agent) => self.on_read(result, guest_agent),
+            Input::Crash(panic) => self.base.publish_crash(panic),
+            Input::Acted(id, result) => self.on_acted(id, result),
+            Input::Destroyed(result) => self.base.on_destroyed(result),
+            Input::ClockSet => self.base.setting_clock = false,
+            Input::Job(name, input) => self.to_job(name, input),
         }
     }
 
     /// Decides on the start of the worker.
-    fn begin(&mut self, adopting: bool, start_daemon: bool, simulate_crash: bool, migration: Option<&MigrationRecord>) {
+    fn on_begin(
+        &mut self,
+        adopting: bool,
+        start_daemon: bool,
+        simulate_crash: bool,
+        migration: Option<&MigrationRecord>,
+    ) {
         if simulate_crash {
             // Report it to virt-handler first: in a pod that is kept after a failure nothing else shows it.
-            self.state.published.failure = "simulated failure".to_owned();
-            self.end();
-            return;
+            self.base.published.failure = "simulated failure".to_owned();
+            return self.base.end();
         }
-        self.state.adopting = adopting;
+        self.base.adopting = adopting;
         if adopting {
             tracing::info!("a former worker started a domain, adopting it");
         }
@@ -110,7 +96,7 @@ impl Turn {
             self.adopt_migration(record);
         }
         if start_daemon {
-            self.effects.push(Effect::StartDaemon { cache: None, request: None });
+            self.base.effects.push(Effect::StartDaemon { cache: None, request: None });
         }
     }
 
@@ -121,33 +107,100 @@ impl Turn {
         if report.step() == MigrationStep::Releasing && record.direction == Direction::In {
             report.set_step(MigrationStep::Copying);
         }
-        self.state.published.migration = Some(report);
+        self.base.published.migration = Some(report);
         let mode = match (record.direction, record.step()) {
             (Direction::Out, MigrationStep::Copying | MigrationStep::Releasing) => {
-                self.state.job = Some(Job::MigrationOut(Box::new(MigrationOut::adopted(record, self.now))));
+                self.job = Some(MigrationOut::adopted(record, self.base.now).into());
                 ChannelMode::Outgoing
             }
             (Direction::In, MigrationStep::Prepared | MigrationStep::Copying | MigrationStep::Releasing) => {
-                self.state.job = Some(Job::MigrationIn(Box::new(MigrationIn::adopted(record, self.now))));
+                self.job = Some(MigrationIn::adopted(record, self.base.now).into());
                 ChannelMode::Incoming
             }
             (Direction::In, MigrationStep::Moved | MigrationStep::NotMoved) => ChannelMode::Settled,
-            (Direction::Out, MigrationStep::Moved) => {
-                self.state.published.set_lifecycle(Lifecycle::Shutoff);
-                self.state.published.reason = "migrated".into();
-                self.end();
-                return;
-            }
+            (Direction::Out, MigrationStep::Moved) => return self.base.end_as(Lifecycle::Shutoff, "migrated"),
             _ => return,
         };
-        self.effects.push(Effect::SaveMigration(Box::new(record.clone()), mode));
+        self.base.effects.push(Effect::SaveMigration(Box::new(record.clone()), mode));
     }
 
-    fn answer(&mut self, id: RequestId, answer: Answer) {
-        self.effects.push(Effect::Answer(id, answer));
+    /// Returns the jobs in progress, that in the slot first.
+    fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.job.iter().chain(&self.beside)
     }
 
-    fn answer_all(&mut self, ids: Vec<RequestId>, answer: &Answer) {
-        self.effects.extend(ids.into_iter().map(|id| Effect::Answer(id, answer.clone())));
+    /// Fails if a job holds the slot.
+    fn check_slot(&self) -> Result<(), RequestError> {
+        self.job.as_ref().map_or(Ok(()), |job| Err(job.conflict()))
+    }
+
+    /// Gives an input to the job of this name. The late result of a job that has ended changes nothing.
+    fn to_job(&mut self, name: JobName, input: JobInput) {
+        if self.job.as_ref().is_some_and(|job| job.name() == name) {
+            self.job = self.job.take().and_then(|job| job.take(&mut self.base, input));
+        } else if let Some(at) = self.beside.iter().position(|job| job.name() == name) {
+            let job = self.beside.remove(at).take(&mut self.base, input);
+            self.beside.extend(job);
+        }
+        self.settle();
+    }
+
+    /// Gives an input to the job in the slot.
+    fn to_slot(&mut self, input: JobInput) {
+        if let Some(name) = self.job.as_ref().map(Job::name) {
+            self.to_job(name, input);
+        }
+    }
+
+    /// Does the work that follows a decision.
+    fn settle(&mut self) {
+        loop {
+            if self.base.stage == Stage::Ended {
+                self.end_jobs();
+            }
+            self.base.stopping = matches!(self.job, Some(Job::Shutdown(_)));
+            self.base.reading.held = self.job.as_ref().is_some_and(Job::holds_reads);
+            if let Some(next) = self.base.due.pop_front() {
+                self.follow(next);
+            } else if let Some(next) = self.take_next_sync() {
+                self.sync(next.requests, next.wanted);
+            } else {
+                break;
+            }
+        }
+        self.base.published.jobs = self.reports();
+    }
+
+    /// Does the work that follows a read, or a decision.
+    fn follow(&mut self, next: Next) {
+        match next {
+            Next::Answer(id, answer) => self.base.answer(id, answer),
+            Next::Killed(requests, result) => self.base.answer_killed(requests, result.map_err(Into::into)),
+            Next::Report(job) => self.to_job(job, JobInput::Read),
+            Next::Act(id, action) => self.act(id, action),
+            Next::Sync(requests, wanted) => self.begin_sync(requests, wanted),
+            Next::Read if self.base.stage != Stage::Ended => self.base.read(),
+            Next::Read => {}
+        }
+    }
+
+    /// Answers the requests of work that the end of the domain makes pointless.
+    fn end_jobs(&mut self) {
+        self.job = self.job.take().and_then(|job| job.end(&mut self.base));
+        for job in std::mem::take(&mut self.beside) {
+            self.beside.extend(job.end(&mut self.base));
+        }
+        if let Some(next) = self.next_sync.take() {
+            self.base.answer_all(next.requests, &Err(RequestError::Ended));
+        }
+        for (id, _) in self.base.looking.take().into_iter().flat_map(|looking| looking.then) {
+            self.base.answer(id, Ok(false));
+        }
+    }
+
+    /// Returns the reports of the jobs that virt-handler has started by themselves.
+    fn reports(&self) -> Vec<JobReport> {
+        let started = self.jobs().filter(|job| !matches!(job, Job::Start(_) | Job::Sync(_)));
+        started.map(|job| JobReport { name: job.name().to_string(), progress: job.progress().into() }).collect()
     }
 }

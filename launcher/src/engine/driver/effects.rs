@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use super::{Driver, crash, departure::Departure, prepare::Preparation};
 use crate::{
-    engine::model::{ChannelMode, Effect, GuestCall, Input, RequestError, Wanted},
+    engine::model::{ChannelMode, DomainCall, Effect, GuestCall, Input, JobInput, JobName, RequestError, Wanted, Work},
     hypervisor::{Call, Domain, HypervisorError, MigrateCall},
 };
 
@@ -72,70 +72,88 @@ impl Driver {
                 }
             }
             Effect::ReadCrash => {
-                let log = self.pod.paths.domain_log(&self.state.domain_name());
+                let log = self.pod.paths.domain_log(&self.state.base.domain_name());
                 self.results.push_back(Input::Crash(crash::last(&log)));
             }
             Effect::LogLastLines => {
-                let log = self.pod.paths.domain_log(&self.state.domain_name());
+                let log = self.pod.paths.domain_log(&self.state.base.domain_name());
                 for line in crash::last_lines(&log) {
                     tracing::warn!("QEMU's log ends: {line}");
                 }
-            }
-            Effect::Serve(wanted) => {
-                let result = self.services.serve(&self.pod, &wanted);
-                self.results.push_back(Input::Served(result));
-            }
-            Effect::Prepare { wanted, allow_emulation } => {
-                let domain = self.preparation(wanted, allow_emulation).domain();
-                self.spawn(async move { Finished::Input(Input::Prepared(domain.await)) });
-            }
-            Effect::Compare { wanted, active, allow_emulation } => {
-                let compare = self.preparation(wanted, allow_emulation).compare(active);
-                self.spawn(async move { Finished::Input(compare.await) });
-            }
-            Effect::PrepareTarget { wanted, allow_emulation } => {
-                let domain = self.preparation(wanted, allow_emulation).target();
-                self.spawn(async move { Finished::Input(Input::Prepared(domain.await)) });
-            }
-            Effect::OpenMigration(record, mode) => {
-                let result = self.save_migration(&record, mode).map_err(RequestError::retryable);
-                self.results.push_back(Input::MigrationOpened(result));
             }
             Effect::SaveMigration(record, mode) => {
                 if let Err(error) = self.save_migration(&record, mode) {
                     tracing::error!(%error, "cannot keep the state of the migration");
                 }
             }
-            Effect::Release { paused } => {
-                let channels = self.channels.clone();
-                let thaw_after = self.guest_agent.thaw_after();
-                self.spawn(async move {
-                    let result = channels.release(paused, thaw_after).await;
-                    Finished::Input(Input::Released(result.map_err(|error| error.to_string())))
+            Effect::Call(job, call) => self.call_domain(job, call),
+            Effect::Work(job, work) => self.work(job, work),
+        }
+    }
+
+    /// Starts work for a job.
+    fn work(&mut self, job: JobName, work: Work) {
+        match work {
+            Work::Serve(wanted) => {
+                let result = self.services.serve(&self.pod, &wanted);
+                self.results.push_back(Input::Job(job, JobInput::Served(result)));
+            }
+            Work::OpenMigration(record, mode) => {
+                let result = self.save_migration(&record, mode).map_err(RequestError::retryable);
+                self.results.push_back(Input::Job(job, JobInput::MigrationOpened(result)));
+            }
+            Work::Prepare { wanted, allow_emulation } => {
+                let domain = self.preparation(wanted, allow_emulation).domain();
+                self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
+            }
+            Work::PrepareTarget { wanted, allow_emulation } => {
+                let domain = self.preparation(wanted, allow_emulation).target();
+                self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
+            }
+            Work::Compare { wanted, active, allow_emulation } => {
+                let compare = self.preparation(wanted, allow_emulation).compare(active);
+                self.spawn_work(job, compare);
+            }
+            Work::WriteTags { wanted, allow_emulation } => {
+                let definition = self.call(Domain::definition);
+                let preparation = self.preparation(wanted, allow_emulation);
+                self.spawn_work(job, async move {
+                    JobInput::TagsWritten(match definition.await {
+                        Ok(definition) => preparation.write_tags(definition).await,
+                        Err(error) => Err(error.into()),
+                    })
                 });
             }
-            Effect::AwaitDeparture => {
-                let name = self.state.domain_name();
+            Work::Release { paused } => {
+                let (channels, thaw_after) = (self.channels.clone(), self.guest_agent.thaw_after());
+                self.spawn_work(job, async move {
+                    let result = channels.release(paused, thaw_after).await;
+                    JobInput::Released(result.map_err(|error| error.to_string()))
+                });
+            }
+            Work::AwaitDeparture => {
+                let name = self.state.base.domain_name();
                 let paths = &self.pod.paths;
                 let departure = Departure::watch(&paths.domain_log(&name), &paths.domain_process(&name));
                 let channels = self.channels.clone();
                 self.spawn(async move {
                     let ended = async { departure?.ended().await };
                     tokio::select! {
-                        result = ended => Finished::Input(Input::Departed(result.map_err(|error| error.to_string()))),
+                        result = ended => {
+                            let result = result.map_err(|error| error.to_string());
+                            Finished::Input(Input::Job(job, JobInput::Departed(result)))
+                        }
                         () = channels.closed(ChannelMode::Outgoing) => Finished::Nothing,
                     }
                 });
             }
-            Effect::WriteTags(wanted) => self.write_tags(wanted),
-            _ => self.call_domain(effect),
         }
     }
 
-    /// Starts a call to the hypervisor.
-    fn call_domain(&mut self, effect: Effect) {
-        match effect {
-            Effect::WarmUp => {
+    /// Starts a call to libvirt.
+    fn call_domain(&mut self, job: Option<JobName>, call: DomainCall) {
+        match call {
+            DomainCall::WarmUp => {
                 let call = self.call(Domain::warm_up);
                 self.spawn(async move {
                     if let Err(error) = call.await {
@@ -144,52 +162,17 @@ impl Driver {
                     Finished::Nothing
                 });
             }
-            Effect::Read => {
+            DomainCall::Read => {
                 let signals = self.domain.as_ref().map(|domain| domain.signals());
                 self.spawn_call(Domain::facts, move |result| {
                     Input::Read(result, signals.and_then(|signals| signals.guest_agent_connected()))
                 });
             }
-            Effect::Define(domain) => {
-                tracing::debug!(xml = domain.xml, "defining the domain");
-                let connection = self.domain.clone();
-                self.spawn(async move { Finished::Input(Input::Defined(define(connection, &domain).await)) });
+            DomainCall::Act(id, call) => {
+                self.spawn_call(|domain| act(domain, call), move |result| Input::Acted(id, result));
             }
-            Effect::PlugVcpus(vcpus) => self.spawn_call(|domain| domain.plug_vcpus(vcpus), Input::VcpusPlugged),
-            Effect::ChangeDevice(change, xml) => {
-                tracing::debug!(?change, xml, "changing a device");
-                self.spawn_call(|domain| domain.change_device(change, xml), Input::DeviceChanged);
-            }
-            Effect::DumpMemory(path) => self.spawn_call(|domain| domain.dump_memory(path), Input::MemoryDumped),
-            Effect::Migrate { request, copied, way } => {
-                let call = MigrateCall { way, ..self.migrate_call(&request, copied) };
-                self.spawn_call(|domain| domain.migrate(call), Input::Migrated);
-            }
-            Effect::StartPostCopy => self.spawn_call(Domain::start_post_copy, Input::PostCopyStarted),
-            Effect::ReadProgress => self.spawn_call(Domain::migration_progress, Input::ProgressRead),
-            Effect::AbortMigration => self.spawn_call(Domain::abort_migration, Input::MigrationAborted),
-            Effect::SetMaxDowntime(milliseconds) => {
-                let call = self.call(|domain| domain.set_max_downtime(milliseconds));
-                self.spawn(async move {
-                    if let Err(error) = call.await {
-                        tracing::warn!(%error, "cannot set the longest downtime of the migration");
-                    }
-                    Finished::Nothing
-                });
-            }
-            Effect::PauseForCopy => self.spawn_call(Domain::suspend, Input::PausedForCopy),
-            Effect::RunAfterMigration => self.spawn_call(Domain::resume, Input::RunsAfterMigration),
-            Effect::Create { paused } => self.spawn_call(|domain| domain.create(paused), Input::Created),
-            Effect::GrowDisk { target, size } => {
-                self.spawn_call(|domain| domain.grow_disk(target, size), Input::DiskGrown);
-            }
-            Effect::ResumeAfterDiskError => self.spawn_call(Domain::resume, Input::Resumed),
-            Effect::Act(id, call) => {
-                self.spawn_call(|domain| act(domain, call), move |result| Input::Acted(id, result))
-            }
-            Effect::Shutdown => self.spawn_call(Domain::shutdown, Input::ShutdownRequested),
-            Effect::Destroy { gently } => self.spawn_call(|domain| domain.destroy(gently), Input::Destroyed),
-            Effect::SetClock => {
+            DomainCall::Destroy { gently } => self.spawn_call(|domain| domain.destroy(gently), Input::Destroyed),
+            DomainCall::SetClock => {
                 let domain = self.domain.clone();
                 self.spawn(async move {
                     if let Some(domain) = domain {
@@ -198,25 +181,63 @@ impl Driver {
                     Finished::Input(Input::ClockSet)
                 });
             }
-            _ => {}
+            DomainCall::SetMaxDowntime(milliseconds) => {
+                let call = self.call(|domain| domain.set_max_downtime(milliseconds));
+                self.spawn(async move {
+                    if let Err(error) = call.await {
+                        tracing::warn!(%error, "cannot set the longest downtime of the migration");
+                    }
+                    Finished::Nothing
+                });
+            }
+            DomainCall::Define(domain) => {
+                tracing::debug!(xml = domain.xml, "defining the domain");
+                let connection = self.domain.clone();
+                self.spawn_result(job, async move { define(connection, &domain).await }, JobInput::Defined);
+            }
+            DomainCall::Create { paused } => {
+                let call = self.call(|domain| domain.create(paused));
+                self.spawn_result(job, call, JobInput::Created);
+            }
+            DomainCall::GrowDisk { target, size } => {
+                let call = self.call(|domain| domain.grow_disk(target, size));
+                self.spawn_result(job, call, JobInput::DiskGrown);
+            }
+            DomainCall::PlugVcpus(vcpus) => {
+                let call = self.call(|domain| domain.plug_vcpus(vcpus));
+                self.spawn_result(job, call, JobInput::VcpusPlugged);
+            }
+            DomainCall::ChangeDevice(change, xml) => {
+                tracing::debug!(?change, xml, "changing a device");
+                let call = self.call(|domain| domain.change_device(change, xml));
+                self.spawn_result(job, call, JobInput::DeviceChanged);
+            }
+            DomainCall::DumpMemory(path) => {
+                let call = self.call(|domain| domain.dump_memory(path));
+                self.spawn_result(job, call, JobInput::MemoryDumped);
+            }
+            DomainCall::Migrate { request, copied, way } => {
+                let parameters = MigrateCall { way, ..self.migrate_call(&request, copied) };
+                let call = self.call(|domain| domain.migrate(parameters));
+                self.spawn_result(job, call, JobInput::Migrated);
+            }
+            DomainCall::StartPostCopy => {
+                self.spawn_result(job, self.call(Domain::start_post_copy), JobInput::PostCopyStarted);
+            }
+            DomainCall::ReadProgress => {
+                self.spawn_result(job, self.call(Domain::migration_progress), JobInput::ProgressRead);
+            }
+            DomainCall::AbortMigration => {
+                self.spawn_result(job, self.call(Domain::abort_migration), JobInput::MigrationAborted);
+            }
+            DomainCall::Pause => self.spawn_result(job, self.call(Domain::suspend), JobInput::Paused),
+            DomainCall::Resume => self.spawn_result(job, self.call(Domain::resume), JobInput::Resumed),
+            DomainCall::Shutdown => self.spawn_result(job, self.call(Domain::shutdown), JobInput::ShutdownRequested),
         }
     }
 
     fn preparation(&self, wanted: Arc<Wanted>, allow_emulation: bool) -> Preparation {
         Preparation::new(self.pod.clone(), wanted, allow_emulation)
-    }
-
-    /// Reads the addresses that libvirt assigned and writes the tags of interfaces.
-    fn write_tags(&mut self, wanted: Arc<Wanted>) {
-        let definition = self.call(Domain::definition);
-        let preparation = self.preparation(wanted, self.state.allow_emulation);
-        self.spawn(async move {
-            let result = match definition.await {
-                Ok(definition) => preparation.write_tags(definition).await,
-                Err(error) => Err(error.into()),
-            };
-            Finished::Input(Input::TagsWritten(result))
-        });
     }
 
     /// Returns a call to the domain; it fails without a connection.
@@ -234,6 +255,23 @@ impl Driver {
     ) {
         let call = self.call(call);
         self.spawn(async move { Finished::Input(input(call.await)) });
+    }
+
+    /// Starts a call whose result is an input of the job.
+    fn spawn_result<T: Send + 'static>(
+        &mut self,
+        job: Option<JobName>,
+        call: impl Future<Output = Result<T, HypervisorError>> + Send + 'static,
+        input: fn(Result<T, HypervisorError>) -> JobInput,
+    ) {
+        self.spawn(async move {
+            let input = input(call.await);
+            job.map_or(Finished::Nothing, |job| Finished::Input(Input::Job(job, input)))
+        });
+    }
+
+    fn spawn_work(&mut self, job: JobName, work: impl Future<Output = JobInput> + Send + 'static) {
+        self.spawn(async move { Finished::Input(Input::Job(job, work.await)) });
     }
 
     fn spawn(&mut self, work: impl Future<Output = Finished> + Send + 'static) {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
-use protocol::{LauncherState, MigrateRequest, StatsReply};
+use protocol::{LauncherState, StatsReply};
 use tokio::sync::{
     mpsc::{self, error::TrySendError},
     oneshot, watch,
@@ -110,43 +110,12 @@ impl EngineHandle {
         self.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options }))).await
     }
 
-    /// Begins to write the guest's memory to a hot-plugged volume.
+    /// Starts or aborts a job.
     ///
     /// # Errors
-    /// When there is no guest, or other work on it is in progress.
-    pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), RequestError> {
-        self.ask(Request::DumpMemory { volume, file }).await.map(drop)
-    }
-
-    /// Prepares for the domain of another launcher.
-    ///
-    /// # Errors
-    /// When the disks cannot be prepared, or a domain runs here.
-    pub(crate) async fn prepare_migration(
-        &self,
-        migration: String,
-        vmi: VirtualMachineInstance,
-        unsupported: Unsupported,
-        options: protocol::VmiOptions,
-    ) -> Result<(), RequestError> {
-        let wanted = Arc::new(Wanted { vmi, unsupported, options });
-        self.ask(Request::PrepareMigration { migration, wanted }).await.map(drop)
-    }
-
-    /// Begins to move the domain to another launcher.
-    ///
-    /// # Errors
-    /// When there is no guest, or other work on it is in progress.
-    pub(crate) async fn migrate(&self, request: MigrateRequest) -> Result<(), RequestError> {
-        self.ask(Request::Migrate(Arc::new(request))).await.map(drop)
-    }
-
-    /// Aborts a migration.
-    ///
-    /// # Errors
-    /// When it is unknown or has ended.
-    pub(crate) async fn abort_migration(&self, migration: String) -> Result<(), RequestError> {
-        self.ask(Request::AbortMigration(migration)).await.map(drop)
+    /// When it conflicts with other work on the domain, or cannot begin or be aborted.
+    pub(crate) async fn request(&self, request: Request) -> Result<(), RequestError> {
+        self.ask(request).await.map(drop)
     }
 
     /// Runs an action.

@@ -55,7 +55,7 @@ impl Driver {
             memory: self.channels.socket(Channel::Memory),
             disks: self.channels.socket(Channel::Disks),
             copied,
-            moved: moved_disks(&self.state.active, &request.destinations, &paths),
+            moved: moved_disks(&self.state.base.active, &request.destinations, &paths),
             bandwidth: request.bandwidth,
             auto_converge: request.auto_converge,
             allow_unsafe: request.allow_unsafe,

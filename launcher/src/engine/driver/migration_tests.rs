@@ -1,6 +1,6 @@
 //! Migrations between two pods over fake hypervisors, with their channels.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use protocol::{
     MigrateRequest, MigrationReport, MigrationStep, VmiOptions,
@@ -16,7 +16,7 @@ use tokio::{
 use super::tests::{TestPod, Worker};
 use crate::{
     domain::unsupported::Unsupported,
-    engine::model::{Action, RequestError},
+    engine::model::{Action, Request, RequestError, Wanted},
     hypervisor::{HypervisorError, Progress},
     migration, socket,
 };
@@ -58,11 +58,13 @@ async fn prepare(worker: &Worker) -> Result<(), RequestError> {
     });
     let unsupported = Unsupported::find(&object);
     let vmi = serde_json::from_value(object).unwrap();
-    worker.engine.prepare_migration("a".into(), vmi, unsupported, VmiOptions::default()).await
+    let wanted = Arc::new(Wanted { vmi, unsupported, options: VmiOptions::default() });
+    worker.engine.request(Request::PrepareMigration { migration: "a".into(), wanted }).await
 }
 
 async fn migrate(worker: &Worker, name: &str) -> Result<(), RequestError> {
-    worker.engine.migrate(MigrateRequest { migration: name.into(), ..MigrateRequest::default() }).await
+    let request = MigrateRequest { migration: name.into(), ..MigrateRequest::default() };
+    worker.engine.request(Request::Migrate(Arc::new(request))).await
 }
 
 async fn reaches(worker: &Worker, step: MigrationStep) -> MigrationReport {

@@ -38,8 +38,8 @@ use self::{
     timings::Timings,
 };
 use super::{
-    decide::decide,
-    model::{Answer, Input, RequestId, State},
+    decide::{State, decide},
+    model::{Answer, Base, Input, RequestId},
 };
 use crate::{
     domain::AllocatedDevices,
@@ -117,13 +117,13 @@ impl Driver {
             timings: timings.clone(),
             channels: channels.clone(),
         };
-        let state = State {
+        let base = Base {
             hotplugged: paths.hotplug_disks.as_path().into(),
             own_images: paths.own_images().into(),
-            ..State::new(&args, Instant::now())
+            ..Base::new(&args, Instant::now())
         };
         let driver = Self {
-            state,
+            state: State::new(base),
             published,
             requests,
             answers: BTreeMap::new(),
@@ -150,7 +150,7 @@ impl Driver {
     pub(crate) async fn run(mut self) -> Result<Outcome, TaskFailure> {
         let begin = self.begin();
         self.take(begin);
-        while !self.state.finished {
+        while !self.state.base.finished {
             let input = match self.results.pop_front() {
                 Some(result) => Some(result),
                 None => self.next_input().await?,
@@ -213,7 +213,7 @@ impl Driver {
         self.timings.input(&input, SystemTime::now(), ran_at);
         let (state, effects) = decide(&self.state, Instant::now(), input);
         self.state = state;
-        publish(&self.published, &self.state.published);
+        publish(&self.published, &self.state.base.published);
         for effect in effects {
             self.timings.effect(&effect, SystemTime::now());
             self.carry_out(effect);

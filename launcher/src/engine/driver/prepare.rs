@@ -15,7 +15,7 @@ use crate::{
         self, AllocatedDevices, Domain, DomainError, Environment,
         parse::{DomainConfig, parse},
     },
-    engine::model::{Input, RequestError, Wanted},
+    engine::model::{JobInput, RequestError, Wanted},
     options::VmiArgs,
     paths::Paths,
     storage::{self, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
@@ -120,7 +120,7 @@ impl Preparation {
     }
 
     /// Reads what a running domain is compared with: the claims' sizes and the wanted domain. No disk is prepared.
-    pub(super) async fn compare(self, active: Arc<DomainConfig>) -> Input {
+    pub(super) async fn compare(self, active: Arc<DomainConfig>) -> JobInput {
         let sizes = self.claim_sizes(&active).await;
         let (plugged, left_out) = self.plugged_sources(&active).await;
         let known = active.clone();
@@ -135,7 +135,7 @@ impl Preparation {
                 Ok(Box::new((*active).clone()))
             }
         };
-        Input::Compared { sizes, wanted, left_out }
+        JobInput::Compared { sizes, wanted, left_out }
     }
 
     /// Opens the hot-plugged volumes that the pod has and the domain has not. Returns the volumes that cannot be opened in

@@ -8,7 +8,7 @@ use std::{
 
 use protocol::{StartStep, StepTiming};
 
-use crate::engine::model::{Effect, Input};
+use crate::engine::model::{DomainCall, Effect, Input, JobInput, JobName, Work};
 
 /// Begin of a step, and its end once it has succeeded.
 type Times = (SystemTime, Option<SystemTime>);
@@ -28,9 +28,9 @@ impl Timings {
     pub(super) fn effect(&self, effect: &Effect, now: SystemTime) {
         match effect {
             Effect::StartDaemon { .. } => self.begin(StartStep::Daemon, now),
-            Effect::Prepare { .. } => self.begin(StartStep::Prepare, now),
-            Effect::Define(_) => self.begin(StartStep::Define, now),
-            Effect::Create { paused } => {
+            Effect::Work(_, Work::Prepare { .. }) => self.begin(StartStep::Prepare, now),
+            Effect::Call(_, DomainCall::Define(_)) => self.begin(StartStep::Define, now),
+            Effect::Call(_, DomainCall::Create { paused }) => {
                 self.begin(StartStep::Create, now);
                 if !paused {
                     self.begin(StartStep::Guest, now);
@@ -44,9 +44,9 @@ impl Timings {
     pub(super) fn input(&self, input: &Input, now: SystemTime, ran_at: Option<SystemTime>) {
         match input {
             Input::Connected(Ok(true)) => self.end(StartStep::Daemon, now),
-            Input::Prepared(Ok(_)) => self.end(StartStep::Prepare, now),
-            Input::Defined(Ok(())) => self.end(StartStep::Define, now),
-            Input::Created(Ok(())) => {
+            Input::Job(JobName::Start, JobInput::Prepared(Ok(_))) => self.end(StartStep::Prepare, now),
+            Input::Job(_, JobInput::Defined(Ok(()))) => self.end(StartStep::Define, now),
+            Input::Job(_, JobInput::Created(Ok(()))) => {
                 self.end(StartStep::Create, now);
                 let mut steps = self.steps();
                 if let Some(guest) = steps.get_mut(&i32::from(StartStep::Guest)) {
@@ -96,6 +96,18 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(second)
     }
 
+    fn define() -> Effect {
+        Effect::Call(Some(JobName::Start), DomainCall::Define(Box::default()))
+    }
+
+    fn create(paused: bool) -> Effect {
+        Effect::Call(Some(JobName::Start), DomainCall::Create { paused })
+    }
+
+    fn start(input: JobInput) -> Input {
+        Input::Job(JobName::Start, input)
+    }
+
     /// Returns step, begin and end in seconds.
     fn report(timings: &Timings) -> Vec<(StartStep, u64, u64)> {
         let second = |nanoseconds: u64| nanoseconds / 1_000_000_000;
@@ -109,14 +121,14 @@ mod tests {
         timings.effect(&Effect::StartDaemon { cache: None, request: None }, at(3));
         timings.input(&Input::Connected(Ok(false)), at(4), None);
         timings.input(&Input::Connected(Ok(true)), at(5), None);
-        timings.effect(&Effect::Define(Box::default()), at(6));
+        timings.effect(&define(), at(6));
         assert_eq!(report(&timings), [(StartStep::Worker, 1, 2), (StartStep::Daemon, 3, 5)]);
-        timings.input(&Input::Defined(Err(HypervisorError::NoDomain)), at(7), None);
+        timings.input(&start(JobInput::Defined(Err(HypervisorError::NoDomain))), at(7), None);
         // The next attempt counts.
-        timings.effect(&Effect::Define(Box::default()), at(8));
-        timings.input(&Input::Defined(Ok(())), at(9), None);
-        timings.effect(&Effect::Create { paused: false }, at(10));
-        timings.input(&Input::Created(Ok(())), at(13), Some(at(12)));
+        timings.effect(&define(), at(8));
+        timings.input(&start(JobInput::Defined(Ok(()))), at(9), None);
+        timings.effect(&create(false), at(10));
+        timings.input(&start(JobInput::Created(Ok(()))), at(13), Some(at(12)));
         // Connected again.
         timings.input(&Input::Connected(Ok(true)), at(14), None);
         assert_eq!(
@@ -135,8 +147,8 @@ mod tests {
     fn a_paused_guest_executes_nothing_and_a_missed_event_counts_as_the_end_of_the_start() {
         for (paused, expected) in [(true, None), (false, Some((StartStep::Guest, 3, 3)))] {
             let timings = Timings::default();
-            timings.effect(&Effect::Create { paused }, at(1));
-            timings.input(&Input::Created(Ok(())), at(3), None);
+            timings.effect(&create(paused), at(1));
+            timings.input(&start(JobInput::Created(Ok(()))), at(3), None);
             let guest = report(&timings).into_iter().find(|(step, ..)| *step == StartStep::Guest);
             assert_eq!(guest, expected, "{paused}");
         }

@@ -1,4 +1,4 @@
-//! Inputs and effects of a decision.
+//! Inputs and effects of a decision. A result names the job to which it belongs.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -6,7 +6,7 @@ use protocol::{AccessCredentials, GuestPanic, MigrateRequest};
 
 use super::{
     migration::MigrationRecord,
-    request::{Answer, Request, RequestError, RequestId, Wanted},
+    request::{Answer, JobName, Request, RequestError, RequestId, Wanted},
 };
 use crate::{
     domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
@@ -48,21 +48,46 @@ pub(crate) enum Input {
     DaemonStarted(Option<RequestId>, Result<(), RequestError>),
     /// Result of [`Effect::Connect`]: false if the daemon does not listen yet.
     Connected(Result<bool, HypervisorError>),
-    /// Result of [`Effect::Read`], with the state of the guest agent's connection if an event reported it.
+    /// Result of [`DomainCall::Read`], with the state of the guest agent's connection if an event reported it.
     Read(Result<DomainFacts, HypervisorError>, Option<bool>),
     /// Result of [`Effect::ReadCrash`].
     Crash(GuestPanic),
-    /// Result of [`Effect::Prepare`] or [`Effect::PrepareTarget`].
+    /// Result of [`DomainCall::Act`].
+    Acted(RequestId, Result<(), HypervisorError>),
+    /// Result of [`DomainCall::Destroy`].
+    Destroyed(Result<(), HypervisorError>),
+    /// Result of [`DomainCall::SetClock`].
+    ClockSet,
+    /// Result of work for a job.
+    Job(JobName, JobInput),
+}
+
+/// An input of a job.
+#[derive(Debug)]
+pub(crate) enum JobInput {
+    /// A time that the job names may have come.
+    Timer,
+    /// The connection was made, and the domain was read through it.
+    Connected,
+    /// The read for which the job waits has ended.
+    Read,
+    /// A read has shown the domain, with this number, in the published state.
+    Seen(Option<u32>),
+    /// A read has shown that the domain has ended or is gone, with the reason.
+    Gone(&'static str),
+    /// A request to abort the job.
+    Abort(RequestId),
+    /// Result of [`Work::Prepare`] or [`Work::PrepareTarget`].
     Prepared(Result<Box<Domain>, RequestError>),
-    /// Result of [`Effect::Serve`].
+    /// Result of [`Work::Serve`].
     Served(Result<(), RequestError>),
-    /// Result of [`Effect::Define`].
+    /// Result of [`DomainCall::Define`].
     Defined(Result<(), HypervisorError>),
-    /// Result of [`Effect::WriteTags`]: volume and size of the image.
+    /// Result of [`Work::WriteTags`]: volume and size of the image.
     TagsWritten(Result<Option<(String, u64)>, RequestError>),
-    /// Result of [`Effect::Create`].
+    /// Result of [`DomainCall::Create`].
     Created(Result<(), HypervisorError>),
-    /// Result of [`Effect::Compare`].
+    /// Result of [`Work::Compare`].
     Compared {
         /// Possible sizes in bytes of disks in claims, by volume.
         sizes: Vec<(String, u64)>,
@@ -71,42 +96,34 @@ pub(crate) enum Input {
         /// Hot-plugged volumes without a disk in the wanted domain, because they cannot be opened yet.
         left_out: Vec<String>,
     },
-    /// Result of [`Effect::GrowDisk`]: false if the disk already has the size.
+    /// Result of [`DomainCall::GrowDisk`]: false if the disk already has the size.
     DiskGrown(Result<bool, HypervisorError>),
-    /// Result of [`Effect::PlugVcpus`].
+    /// Result of [`DomainCall::PlugVcpus`].
     VcpusPlugged(Result<(), HypervisorError>),
-    /// Result of [`Effect::DumpMemory`].
-    MemoryDumped(Result<(), HypervisorError>),
-    /// Result of [`Effect::OpenMigration`].
-    MigrationOpened(Result<(), RequestError>),
-    /// Result of [`Effect::Migrate`].
-    Migrated(Result<(), HypervisorError>),
-    /// Result of [`Effect::AwaitDeparture`].
-    Departed(Result<(), String>),
-    /// Result of [`Effect::ReadProgress`]: `None` if no migration is in progress.
-    ProgressRead(Result<Option<Progress>, HypervisorError>),
-    /// Result of [`Effect::AbortMigration`].
-    MigrationAborted(Result<(), HypervisorError>),
-    /// Result of [`Effect::PauseForCopy`].
-    PausedForCopy(Result<(), HypervisorError>),
-    /// Result of [`Effect::StartPostCopy`].
-    PostCopyStarted(Result<(), HypervisorError>),
-    /// Result of [`Effect::RunAfterMigration`].
-    RunsAfterMigration(Result<(), HypervisorError>),
-    /// Result of [`Effect::Release`]: false if the target has no domain.
-    Released(Result<bool, String>),
-    /// Result of [`Effect::ChangeDevice`].
+    /// Result of [`DomainCall::ChangeDevice`].
     DeviceChanged(Result<(), HypervisorError>),
-    /// Result of [`Effect::ResumeAfterDiskError`].
-    Resumed(Result<(), HypervisorError>),
-    /// Result of [`Effect::Act`].
-    Acted(RequestId, Result<(), HypervisorError>),
-    /// Result of [`Effect::Shutdown`].
+    /// Result of [`DomainCall::DumpMemory`].
+    MemoryDumped(Result<(), HypervisorError>),
+    /// Result of [`DomainCall::Shutdown`].
     ShutdownRequested(Result<(), HypervisorError>),
-    /// Result of [`Effect::Destroy`].
-    Destroyed(Result<(), HypervisorError>),
-    /// Result of [`Effect::SetClock`].
-    ClockSet,
+    /// Result of [`Work::OpenMigration`].
+    MigrationOpened(Result<(), RequestError>),
+    /// Result of [`DomainCall::Migrate`].
+    Migrated(Result<(), HypervisorError>),
+    /// Result of [`Work::AwaitDeparture`].
+    Departed(Result<(), String>),
+    /// Result of [`DomainCall::ReadProgress`]: `None` if no migration is in progress.
+    ProgressRead(Result<Option<Progress>, HypervisorError>),
+    /// Result of [`DomainCall::AbortMigration`].
+    MigrationAborted(Result<(), HypervisorError>),
+    /// Result of [`DomainCall::Pause`].
+    Paused(Result<(), HypervisorError>),
+    /// Result of [`DomainCall::StartPostCopy`].
+    PostCopyStarted(Result<(), HypervisorError>),
+    /// Result of [`DomainCall::Resume`].
+    Resumed(Result<(), HypervisorError>),
+    /// Result of [`Work::Release`]: false if the target has no domain.
+    Released(Result<bool, String>),
 }
 
 /// Call for an action on the guest.
@@ -122,7 +139,7 @@ pub(crate) enum GuestCall {
     Reboot(RebootWay),
 }
 
-/// Work for the driver. Each effect that names no other result ends without input.
+/// Work of the driver. Each effect that names no result ends without input.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     /// Answer a request.
@@ -138,10 +155,6 @@ pub(crate) enum Effect {
     Connect,
     /// Drop the connection.
     Disconnect,
-    /// Make the daemon read its caches ahead of a start.
-    WarmUp,
-    /// Read the domain's state and XML.
-    Read,
     /// Read the crash of the guest's kernel from QEMU's log.
     ReadCrash,
     /// Log the end of QEMU's log, since the pod and that log are deleted soon.
@@ -155,6 +168,17 @@ pub(crate) enum Effect {
         /// The domain has changed.
         changed: bool,
     },
+    /// Write the record of a migration and pass these channels on.
+    SaveMigration(Box<MigrationRecord>, ChannelMode),
+    /// Call libvirt, for a job if it is named.
+    Call(Option<JobName>, DomainCall),
+    /// Work for a job.
+    Work(JobName, Work),
+}
+
+/// Work for a job beside libvirt.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
     /// Prepare the disks and render the domain's XML.
     Prepare {
         /// The VMI.
@@ -171,14 +195,12 @@ pub(crate) enum Effect {
     },
     /// Start DHCP, console and credentials unless they run.
     Serve(Arc<Wanted>),
-    /// Define the domain, with free ports.
-    Define(Box<Domain>),
     /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
-    WriteTags(Arc<Wanted>),
-    /// Start QEMU.
-    Create {
-        /// Without running the guest.
-        paused: bool,
+    WriteTags {
+        /// The VMI.
+        wanted: Arc<Wanted>,
+        /// Software emulation is allowed.
+        allow_emulation: bool,
     },
     /// Read the claims' sizes and render the wanted domain with the disks of the active one.
     Compare {
@@ -188,6 +210,31 @@ pub(crate) enum Effect {
         active: Arc<DomainConfig>,
         /// Software emulation is allowed.
         allow_emulation: bool,
+    },
+    /// Write the record of a migration and open its channels.
+    OpenMigration(Box<MigrationRecord>, ChannelMode),
+    /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
+    AwaitDeparture,
+    /// Report the end of the domain to the target.
+    Release {
+        /// The user has paused the guest.
+        paused: bool,
+    },
+}
+
+/// A call to libvirt.
+#[derive(Clone, Debug)]
+pub(crate) enum DomainCall {
+    /// Make the daemon read its caches ahead of a start. Without result.
+    WarmUp,
+    /// Read the domain's state and XML.
+    Read,
+    /// Define the domain, with free ports.
+    Define(Box<Domain>),
+    /// Start QEMU.
+    Create {
+        /// Without running the guest.
+        paused: bool,
     },
     /// Resize a disk.
     GrowDisk {
@@ -202,10 +249,6 @@ pub(crate) enum Effect {
     ChangeDevice(DeviceChange, String),
     /// Write the guest's memory to this file.
     DumpMemory(PathBuf),
-    /// Write the record of a migration and open its channels.
-    OpenMigration(Box<MigrationRecord>, ChannelMode),
-    /// Write the record of a migration and pass these channels on.
-    SaveMigration(Box<MigrationRecord>, ChannelMode),
     /// Move the domain to another launcher.
     Migrate {
         /// The request.
@@ -217,25 +260,16 @@ pub(crate) enum Effect {
     },
     /// Let the guest of the migration leave before all of its memory is copied.
     StartPostCopy,
-    /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
-    AwaitDeparture,
     /// Read the progress of the migration.
     ReadProgress,
     /// Abort the migration.
     AbortMigration,
-    /// Set the longest time in milliseconds for which no guest runs.
+    /// Set the longest time in milliseconds for which no guest runs. Without result.
     SetMaxDowntime(u64),
-    /// Pause the guest, so that the rest of it can be copied.
-    PauseForCopy,
-    /// Resume the guest after a migration that failed here, or has succeeded elsewhere.
-    RunAfterMigration,
-    /// Report the end of the domain to the target.
-    Release {
-        /// The user has paused the guest.
-        paused: bool,
-    },
-    /// Resume a guest that is stopped by a disk error.
-    ResumeAfterDiskError,
+    /// Pause the guest for a job.
+    Pause,
+    /// Resume the guest for a job.
+    Resume,
     /// Act on the guest.
     Act(RequestId, GuestCall),
     /// Request a shutdown of the guest.

@@ -1,22 +1,19 @@
-//! The values of the engine: requests (`request`), the state (`state`) with its job slot (`job`, `migration`), inputs and
-//! effects (`effect`), and the form of the state that virt-handler sees (`publish`).
+//! The base of the engine, which knows no job: requests (`request`), the state that all jobs share (`base`), the end of the domain
+//! (`ending`), inputs and effects (`effect`), the record of migrations (`migration`), and the state that virt-handler sees
+//! (`publish`).
 
+mod base;
 mod effect;
-mod job;
+mod ending;
 mod migration;
 mod publish;
 mod request;
-mod state;
 
 pub(crate) use self::{
-    effect::{Effect, GuestCall, Input},
-    job::{Job, Shutdown, Start, StartStep},
-    migration::{
-        Direction, InStep, Limit, MigrationIn, MigrationOut, MigrationRecord, OutStep, PostCopy, copied_disks,
-        moved_disks,
-    },
-    publish::{errors_by_volume, forget_guest, may_be_silent, waits_for_disk},
+    base::{Base, Link, Looking, Next, Stage, daemon_is_late, disconnected},
+    effect::{DomainCall, Effect, GuestCall, Input, JobInput, Work},
+    migration::{Direction, MigrationRecord, copied_disks, moved_disks},
+    publish::{is_apart, is_over, may_be_silent, not_released, noun, pluggable, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},
-    state::{AfterRead, Kill, Link, LiveStep, LiveSync, Looking, NextSync, REFRESH, Stage, State},
 };
 pub(crate) use crate::migration::ChannelMode;

@@ -1,8 +1,8 @@
 use protocol::Lifecycle;
 
-use super::{Table, read};
+use super::{Table, read, to_dump};
 use crate::{
-    engine::model::{Action, Input, Request},
+    engine::model::{Action, Input, JobInput, Request},
     hypervisor::HypervisorError,
 };
 
@@ -11,7 +11,7 @@ fn request(table: &mut Table, volume: &str, file: &str) -> Vec<String> {
 }
 
 fn shown(table: &Table) -> (String, bool, String) {
-    let dump = table.state.published.memory_dump.clone().unwrap_or_default();
+    let dump = table.state.base.published.memory_dump.clone().unwrap_or_default();
     (dump.file, dump.ended, dump.failure)
 }
 
@@ -26,14 +26,14 @@ fn a_dump_is_written_once_and_its_end_is_published() {
     assert!(table.last_answer().unwrap().unwrap_err().to_string().contains("memory dump is in progress"));
     table.act(Action::Pause);
     assert!(table.last_answer().unwrap().unwrap_err().to_string().contains("memory dump is in progress"));
-    assert_eq!(table.take(Input::MemoryDumped(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_dump(JobInput::MemoryDumped(Ok(())))), ["read"]);
     assert_eq!(shown(&table), ("a".into(), true, String::new()));
     assert_eq!(request(&mut table, "claim", "a"), [""; 0], "it is written");
     assert_eq!(request(&mut table, "claim", "b"), ["dump"]);
-    table.take(Input::MemoryDumped(Err(HypervisorError::Libvirt { code: 1, message: "no space".into() })));
+    table.take(to_dump(JobInput::MemoryDumped(Err(HypervisorError::Libvirt { code: 1, message: "no space".into() }))));
     assert_eq!(shown(&table), ("b".into(), true, "Domain memory dump failed: no space".into()));
     request(&mut table, "claim", "c");
-    table.take(Input::MemoryDumped(Err(HypervisorError::Disconnected("killed".into()))));
+    table.take(to_dump(JobInput::MemoryDumped(Err(HypervisorError::Disconnected("killed".into())))));
     assert_eq!(shown(&table), (String::new(), false, String::new()), "virt-handler asks again");
 }
 
@@ -42,7 +42,7 @@ fn a_shutdown_goes_on_beside_a_dump_and_the_end_of_the_domain_ends_it() {
     let mut table = Table::live();
     request(&mut table, "claim", "a");
     assert_eq!(table.act(Action::Shutdown { grace: 30 }), ["shutdown"]);
-    table.take(Input::MemoryDumped(Ok(())));
+    table.take(to_dump(JobInput::MemoryDumped(Ok(()))));
     assert_eq!(shown(&table), ("a".into(), true, String::new()));
     let mut table = Table::live();
     request(&mut table, "claim", "a");

@@ -24,7 +24,7 @@ fn reads_decide_the_stage() {
         assert_eq!(table.take(CHANGED), ["read"]);
         let label = format!("{facts:?}");
         assert_eq!(table.take(facts), effects, "{label}");
-        assert_eq!(table.state.stage, stage, "{label}");
+        assert_eq!(table.state.base.stage, stage, "{label}");
     }
 }
 
@@ -45,7 +45,7 @@ fn a_lost_connection_is_made_again() {
     assert_eq!(table.take(Input::DomainChanged { closed: true, crashed: false }), ["disconnect"]);
     assert_eq!(table.take(Input::Timer), ["connect"]);
     table.take(Input::Connected(Err(HypervisorError::Timeout("open"))));
-    assert!(matches!(table.state.link, Link::Down { .. }));
+    assert!(matches!(table.state.base.link, Link::Down { .. }));
     assert_eq!(table.take(Input::Timer), [""; 0], "after a pause only");
     assert_eq!(table.after(1), ["connect"]);
     assert_eq!(table.take(Input::Connected(Ok(true))), ["read"]);
@@ -59,7 +59,7 @@ fn the_first_kernel_crash_is_recorded_before_the_end() {
     table.take(Input::Crash(panic("hyper-v")));
     table.take(Input::Crash(panic("later")));
     table.take(read(Lifecycle::Crashed, "panicked"));
-    assert_eq!(table.state.published.guest_panic, Some(panic("hyper-v")));
+    assert_eq!(table.state.base.published.guest_panic, Some(panic("hyper-v")));
     assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: true }), ["read"]);
 }
 
@@ -91,18 +91,18 @@ fn the_guest_agent_is_asked_again_after_a_change_of_the_domain() {
 fn the_published_state_follows_the_domain_and_the_guest_agent() {
     let mut table = Table::live();
     let facts = Box::new(GuestFacts { file_systems: "thawed".into(), silences: 2, ..GuestFacts::default() });
-    assert!(table.state.published.guest_agent_connected);
+    assert!(table.state.base.published.guest_agent_connected);
     table.take(Input::GuestFacts(facts.clone()));
-    assert_eq!((table.state.published.file_systems.as_str(), table.state.published.silences), ("thawed", 2));
+    assert_eq!((table.state.base.published.file_systems.as_str(), table.state.base.published.silences), ("thawed", 2));
     // An event about the connection is newer than the XML.
     let Input::Read(Ok(facts_of_domain), _) = read(Lifecycle::Paused, "ioError") else { unreachable!() };
     let disk_errors = vec![("vda".to_owned(), DiskFailure::NoSpace)];
     table.take(CHANGED);
     table.take(Input::Read(Ok(DomainFacts { disk_errors, ..facts_of_domain }), Some(false)));
-    let published = &table.state.published;
+    let published = &table.state.base.published;
     assert!(!published.guest_agent_connected && published.file_systems.is_empty());
     assert_eq!((published.disk_errors[0].volume.as_str(), published.disk_errors[0].no_space), ("root", true));
     assert_eq!((published.lifecycle(), published.reason.as_str()), (Lifecycle::Paused, "ioError"));
     table.take(Input::GuestFacts(facts));
-    assert_eq!(table.state.published.file_systems, "");
+    assert_eq!(table.state.base.published.file_systems, "");
 }

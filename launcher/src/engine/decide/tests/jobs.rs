@@ -1,19 +1,19 @@
 use protocol::Lifecycle;
 
-use super::{Table, read};
+use super::{Table, read, to_shutdown, to_start, to_sync};
 use crate::{
     domain::Domain,
-    engine::model::{Action, Input, RequestError, RequestId, Stage},
+    engine::model::{Action, Input, JobInput, RequestError, RequestId, Stage},
     hypervisor::HypervisorError,
 };
 
 fn domain() -> Input {
-    Input::Prepared(Ok(Box::new(Domain {
+    to_start(JobInput::Prepared(Ok(Box::new(Domain {
         name: "d_m".into(),
         xml: "<domain/>".into(),
         acpi: true,
         ..Domain::default()
-    })))
+    }))))
 }
 
 /// Takes a start to the call that starts QEMU.
@@ -21,8 +21,8 @@ fn creating() -> Table {
     let mut table = Table::connected();
     table.sync();
     table.take(domain());
-    table.take(Input::Served(Ok(())));
-    assert_eq!(table.take(Input::Defined(Ok(()))), ["create"]);
+    table.take(to_start(JobInput::Served(Ok(()))));
+    assert_eq!(table.take(to_start(JobInput::Defined(Ok(())))), ["create"]);
     table
 }
 
@@ -31,11 +31,11 @@ fn a_start_goes_step_by_step() {
     let mut table = Table::connected();
     for (input, effects) in [
         (domain(), &["serve"][..]),
-        (Input::Served(Ok(())), &["define"]),
-        (Input::Defined(Ok(())), &["create"]),
+        (to_start(JobInput::Served(Ok(()))), &["define"]),
+        (to_start(JobInput::Defined(Ok(()))), &["create"]),
         // A domain that QEMU is starting is not read.
         (Input::DomainChanged { closed: false, crashed: false }, &[]),
-        (Input::Created(Ok(())), &["read"]),
+        (to_start(JobInput::Created(Ok(()))), &["read"]),
         (read(Lifecycle::Running, "booted"), &["attend"]),
     ] {
         if table.next == 0 {
@@ -46,7 +46,7 @@ fn a_start_goes_step_by_step() {
         assert_eq!(table.take(input), effects, "{label}");
     }
     assert_eq!(table.last_answer(), Some(Ok(true)));
-    assert!(table.state.job.is_none() && table.state.stage == Stage::Live);
+    assert!(table.state.job.is_none() && table.state.base.stage == Stage::Live);
 }
 
 #[test]
@@ -73,26 +73,26 @@ fn a_start_whose_daemon_never_listens_fails_in_time() {
     table.after(1);
     let answer = table.last_answer().unwrap().unwrap_err();
     assert_eq!(answer.to_string(), "no connection to libvirt: libvirt's daemon did not start in time");
-    assert_eq!(table.state.stage, Stage::Waiting, "virt-handler retries");
+    assert_eq!(table.state.base.stage, Stage::Waiting, "virt-handler retries");
 }
 
 #[test]
 fn a_failed_step_fails_the_start_and_the_next_sync_tries_again() {
     let failed = || HypervisorError::Libvirt { code: 1, message: "no".into() };
     let inputs: [fn() -> Input; 3] = [
-        || Input::Created(Err(HypervisorError::Libvirt { code: 1, message: "no".into() })),
+        || to_start(JobInput::Created(Err(HypervisorError::Libvirt { code: 1, message: "no".into() }))),
         || Input::DomainChanged { closed: true, crashed: false },
         || Input::Timer,
     ];
     let mut table = creating();
     table.take(inputs[0]());
     assert_eq!(table.last_answer(), Some(Err(failed().into())));
-    assert_eq!((table.state.stage, table.state.job.is_none()), (Stage::Waiting, true));
+    assert_eq!((table.state.base.stage, table.state.job.is_none()), (Stage::Waiting, true));
     assert_eq!(table.sync(), ["prepare"]);
     // A VMI that keeps failing for minutes fails for good.
     table.now += std::time::Duration::from_secs(300);
-    table.take(Input::Prepared(Err(RequestError::retryable("no image"))));
-    assert_eq!((table.state.stage, table.state.published.failure.as_str()), (Stage::Ended, "no image"));
+    table.take(to_start(JobInput::Prepared(Err(RequestError::retryable("no image")))));
+    assert_eq!((table.state.base.stage, table.state.base.published.failure.as_str()), (Stage::Ended, "no image"));
 }
 
 #[test]
@@ -109,13 +109,13 @@ fn requests_to_end_abort_a_start_before_qemu_and_follow_it_afterwards() {
     assert_eq!(table.act(Action::Kill), [""; 0]);
     table.sync();
     assert_eq!(table.last_answer(), Some(Err(RequestError::Ending)));
-    table.take(Input::Created(Ok(())));
+    table.take(to_start(JobInput::Created(Ok(()))));
     assert_eq!(table.take(read(Lifecycle::Running, "booted")), ["attend", "destroy gently"]);
     assert!(table.answers.contains(&(1, Ok(true))));
     let mut table = creating();
     table.act(Action::Kill);
-    assert_eq!(table.take(Input::Created(Err(HypervisorError::Timeout("create")))), ["attend"]);
-    assert_eq!((table.state.stage, table.last_answer()), (Stage::Ended, Some(Ok(false))));
+    assert_eq!(table.take(to_start(JobInput::Created(Err(HypervisorError::Timeout("create"))))), ["attend"]);
+    assert_eq!((table.state.base.stage, table.last_answer()), (Stage::Ended, Some(Ok(false))));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn an_adopting_worker_looks_before_it_prepares() {
         assert_eq!(table.take(Input::Connected(Ok(true))), ["warm up", "read"]);
         let label = format!("{found:?}");
         assert_eq!(table.take(found), effects, "{label}");
-        assert_eq!(table.state.stage, stage, "{label}");
+        assert_eq!(table.state.base.stage, stage, "{label}");
     }
 }
 
@@ -154,10 +154,10 @@ fn an_adopting_worker_looks_before_it_ends_the_domain() {
         assert_eq!(table.act(action), [""; 0]);
         table.take(Input::Timer);
         assert_eq!(table.take(Input::Connected(Ok(true))), ["warm up", "read"]);
-        assert_eq!((table.state.finished, table.last_answer()), (false, None));
+        assert_eq!((table.state.base.finished, table.last_answer()), (false, None));
         let label = format!("{action:?} {found:?}");
         assert_eq!(table.take(found), effects, "{label}");
-        assert_eq!(table.state.stage, stage, "{label}");
+        assert_eq!(table.state.base.stage, stage, "{label}");
     }
     // Without a daemon nothing is found.
     let mut table = Table::new(true);
@@ -165,7 +165,7 @@ fn an_adopting_worker_looks_before_it_ends_the_domain() {
     table.after(9);
     assert_eq!(table.last_answer(), None);
     table.after(1);
-    assert_eq!((table.state.finished, table.last_answer()), (true, Some(Ok(false))));
+    assert_eq!((table.state.base.finished, table.last_answer()), (true, Some(Ok(false))));
 }
 
 #[test]
@@ -191,11 +191,16 @@ fn a_read_that_began_before_qemus_start_is_ignored() {
     let mut table = Table::connected();
     assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: false }), ["read"]);
     table.sync();
-    for input in [domain(), Input::Served(Ok(())), Input::Defined(Ok(())), Input::Created(Ok(()))] {
+    for input in [
+        domain(),
+        to_start(JobInput::Served(Ok(()))),
+        to_start(JobInput::Defined(Ok(()))),
+        to_start(JobInput::Created(Ok(()))),
+    ] {
         assert!(!table.take(input).contains(&"read".to_owned()), "a read is in progress");
     }
     assert_eq!(table.take(read(Lifecycle::Shutoff, "unknown")), ["read"]);
-    assert_eq!((table.state.stage, table.last_answer()), (Stage::Live, None));
+    assert_eq!((table.state.base.stage, table.last_answer()), (Stage::Live, None));
     assert_eq!(table.take(read(Lifecycle::Running, "booted")), ["attend"]);
     assert_eq!(table.last_answer(), Some(Ok(true)));
 }
@@ -204,14 +209,14 @@ fn a_read_that_began_before_qemus_start_is_ignored() {
 fn a_domain_that_starts_although_its_start_failed_is_found() {
     let mut table = creating();
     assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: false }), [""; 0]);
-    assert_eq!(table.take(Input::Created(Err(HypervisorError::Timeout("create")))), ["read"]);
+    assert_eq!(table.take(to_start(JobInput::Created(Err(HypervisorError::Timeout("create"))))), ["read"]);
     // It appears while the next start prepares; a request to end it aborts that start.
     assert_eq!(table.sync(), ["prepare"]);
     table.sync();
     assert_eq!(table.take(read(Lifecycle::Running, "booted")), ["attend"]);
     assert_eq!(table.act(Action::Shutdown { grace: 30 }), ["serve", "shutdown"]);
     assert_eq!(table.answers.iter().find(|(id, _)| *id == 2), Some(&(2, Err(RequestError::Ending))));
-    table.take(Input::Served(Ok(())));
+    table.take(to_sync(JobInput::Served(Ok(()))));
     assert!(table.answers.contains(&(3, Ok(false))), "the Sync that waited");
 }
 
@@ -221,14 +226,14 @@ fn a_shutdown_is_repeated_and_forced_after_the_grace_period() {
     assert_eq!(table.act(Action::Shutdown { grace: 12 }), ["shutdown"]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     assert_eq!(table.after(5), [""; 0], "the first request is in progress");
-    table.take(Input::ShutdownRequested(Ok(())));
+    table.take(to_shutdown(JobInput::ShutdownRequested(Ok(()))));
     assert_eq!(table.after(5), ["shutdown"]);
-    table.take(Input::ShutdownRequested(Err(HypervisorError::Timeout("shutdown"))));
+    table.take(to_shutdown(JobInput::ShutdownRequested(Err(HypervisorError::Timeout("shutdown")))));
     assert_eq!(table.after(2), ["destroy gently"]);
     assert_eq!(table.take(Input::Destroyed(Err(HypervisorError::Timeout("destroy")))), ["destroy"]);
     assert_eq!(table.take(Input::Destroyed(Ok(()))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Shutoff, "destroyed")), ["attend", "attend"]);
-    assert!(table.state.job.is_none() && table.state.stage == Stage::Ended);
+    assert!(table.state.job.is_none() && table.state.base.stage == Stage::Ended);
 }
 
 #[test]
@@ -246,11 +251,11 @@ fn a_shorter_grace_period_wins() {
 fn virt_handler_has_some_time_to_record_the_end() {
     for (terminating, seconds) in [(false, 300), (true, 10)] {
         let mut table = Table::live();
-        table.state.terminating = terminating;
+        table.state.base.terminating = terminating;
         table.take(read(Lifecycle::Shutoff, "shutdown"));
         table.after(seconds - 1);
-        assert!(!table.state.finished);
+        assert!(!table.state.base.finished);
         table.after(1);
-        assert!(table.state.finished, "{terminating}");
+        assert!(table.state.base.finished, "{terminating}");
     }
 }

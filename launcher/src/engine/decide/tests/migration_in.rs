@@ -1,10 +1,10 @@
 use protocol::{Lifecycle, MigrationStep};
 use serde_json::json;
 
-use super::{Table, read, wanted};
+use super::{Table, read, to_in, wanted};
 use crate::{
     domain::Domain,
-    engine::model::{Action, Direction, Input, MigrationRecord, Request, Stage},
+    engine::model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
     hypervisor::HypervisorError,
 };
 
@@ -16,10 +16,10 @@ fn prepare(table: &mut Table, name: &str) -> Vec<String> {
 fn prepared() -> Table {
     let mut table = Table::connected();
     assert_eq!(prepare(&mut table, "a"), ["prepare target"]);
-    assert_eq!(table.take(Input::Prepared(Ok(Box::default()))), ["serve"]);
-    assert_eq!(table.take(Input::Served(Ok(()))), ["open migration"]);
+    assert_eq!(table.take(to_in(JobInput::Prepared(Ok(Box::default())))), ["serve"]);
+    assert_eq!(table.take(to_in(JobInput::Served(Ok(())))), ["open migration"]);
     assert_eq!(table.last_answer(), None);
-    assert_eq!(table.take(Input::MigrationOpened(Ok(()))), [""; 0]);
+    assert_eq!(table.take(to_in(JobInput::MigrationOpened(Ok(())))), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     assert_eq!(step(&table), MigrationStep::Prepared);
     table
@@ -40,7 +40,7 @@ fn complete() -> Table {
 }
 
 fn step(table: &Table) -> MigrationStep {
-    table.state.published.migration.as_ref().map_or(MigrationStep::Unspecified, |report| report.step())
+    table.state.base.published.migration.as_ref().map_or(MigrationStep::Unspecified, |report| report.step())
 }
 
 fn release(table: &mut Table, paused: bool) -> Vec<String> {
@@ -67,9 +67,9 @@ fn a_domain_arrives_and_runs_only_after_its_release() {
     assert_eq!(effects, ["attend", "save migration", "run after migration"]);
     assert_eq!((table.last_answer(), step(&table)), (None, MigrationStep::Copying));
     // Repeated until it runs.
-    table.take(Input::RunsAfterMigration(Err(HypervisorError::Busy)));
+    table.take(to_in(JobInput::Resumed(Err(HypervisorError::Busy))));
     assert_eq!(table.after(1), ["run after migration"]);
-    assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_in(JobInput::Resumed(Ok(())))), ["read"]);
     let connected = |is: bool| match read(Lifecycle::Running, "unpaused") {
         Input::Read(facts, _) => Input::Read(facts, Some(is)),
         other => other,
@@ -77,7 +77,7 @@ fn a_domain_arrives_and_runs_only_after_its_release() {
     let effects = table.take(connected(false));
     assert_eq!(effects, ["attend", "save migration"]);
     assert_eq!((table.last_answer(), step(&table)), (Some(Ok(true)), MigrationStep::Moved));
-    assert!(table.state.job.is_none() && table.state.stage == Stage::Live && !table.state.adopting);
+    assert!(table.state.job.is_none() && table.state.base.stage == Stage::Live && !table.state.base.adopting);
     // The answer may be lost.
     assert_eq!(release(&mut table, false), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(true)));
@@ -149,9 +149,9 @@ fn a_domain_that_does_not_arrive_leaves_nothing() {
         shows(&mut table, Lifecycle::Paused, "migration");
         table.take(Input::DomainChanged { closed: false, crashed: false });
         assert_eq!(table.take(end), ["save migration", "attend"]);
-        assert_eq!((step(&table), table.state.stage), (MigrationStep::NotMoved, Stage::Ended));
+        assert_eq!((step(&table), table.state.base.stage), (MigrationStep::NotMoved, Stage::Ended));
         table.act(Action::Finish);
-        assert!(table.state.finished);
+        assert!(table.state.base.finished);
     }
     // On request.
     let mut table = prepared();
@@ -162,14 +162,14 @@ fn a_domain_that_does_not_arrive_leaves_nothing() {
     table.take(Input::Destroyed(Ok(())));
     table.take(read(Lifecycle::Shutoff, "destroyed"));
     assert_eq!(step(&table), MigrationStep::NotMoved);
-    assert!(table.state.published.migration.unwrap().aborted);
+    assert!(table.state.base.published.migration.unwrap().aborted);
 }
 
 #[test]
 fn the_launcher_can_be_stopped_at_any_step() {
     let mut table = prepared();
     table.act(Action::Terminate { grace: 30 });
-    assert!(table.state.finished);
+    assert!(table.state.base.finished);
     for action in [Action::Kill, Action::Shutdown { grace: 30 }] {
         let mut table = complete();
         assert_eq!(table.act(action), ["destroy gently"], "a guest that is not released cannot shut down");
@@ -184,12 +184,12 @@ fn a_preparation_that_fails_can_be_repeated() {
     let mut table = Table::connected();
     prepare(&mut table, "a");
     let error = crate::engine::model::RequestError::retryable("no image");
-    table.take(Input::Prepared(Err(error)));
+    table.take(to_in(JobInput::Prepared(Err(error))));
     assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "no image");
     assert_eq!(prepare(&mut table, "a"), ["prepare target"]);
-    table.take(Input::Prepared(Ok(Box::<Domain>::default())));
-    table.take(Input::Served(Ok(())));
-    table.take(Input::MigrationOpened(Err(crate::engine::model::RequestError::retryable("full"))));
+    table.take(to_in(JobInput::Prepared(Ok(Box::<Domain>::default()))));
+    table.take(to_in(JobInput::Served(Ok(()))));
+    table.take(to_in(JobInput::MigrationOpened(Err(crate::engine::model::RequestError::retryable("full")))));
     assert!(table.last_answer().unwrap().is_err() && table.state.job.is_none());
 }
 
@@ -217,7 +217,7 @@ fn a_restarted_worker_keeps_what_has_arrived() {
     assert_eq!(step(&table), MigrationStep::Copying);
     // virt-handler's request starts the services.
     assert_eq!(prepare(&mut table, "a"), ["serve"]);
-    table.take(Input::Served(Ok(())));
+    table.take(to_in(JobInput::Served(Ok(()))));
     assert_eq!(table.last_answer(), Some(Ok(false)));
     release(&mut table, false);
     assert!(table.take(read(Lifecycle::Paused, "user")).contains(&"run after migration".to_owned()));
@@ -227,5 +227,5 @@ fn a_restarted_worker_keeps_what_has_arrived() {
     // Its end is that of the VMI.
     let mut table = restarted(MigrationStep::Releasing);
     table.take(no_domain());
-    assert_eq!((table.state.stage, table.state.published.lifecycle()), (Stage::Ended, Lifecycle::Shutoff));
+    assert_eq!((table.state.base.stage, table.state.base.published.lifecycle()), (Stage::Ended, Lifecycle::Shutoff));
 }

@@ -2,10 +2,13 @@ use std::sync::Arc;
 
 use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationReport, MigrationStep};
 
-use super::{Table, read, wanted};
+use super::{Table, read, to_out, wanted};
 use crate::{
     domain::parse::{DomainConfig, MemoryDevice},
-    engine::model::{Action, Direction, Input, Job, MigrationRecord, Request, Stage},
+    engine::{
+        jobs::Job,
+        model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
+    },
     hypervisor::{HypervisorError, Progress},
 };
 
@@ -21,13 +24,13 @@ fn migrate(table: &mut Table, request: MigrateRequest) -> Vec<String> {
 fn copying(request: MigrateRequest) -> Table {
     let mut table = Table::live();
     assert_eq!(migrate(&mut table, request), ["open migration"]);
-    assert_eq!(table.take(Input::MigrationOpened(Ok(()))), ["await departure", "set downtime", "migrate"]);
+    assert_eq!(table.take(to_out(JobInput::MigrationOpened(Ok(())))), ["await departure", "set downtime", "migrate"]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     table
 }
 
 fn report(table: &Table) -> MigrationReport {
-    table.state.published.migration.clone().unwrap_or_default()
+    table.state.base.published.migration.clone().unwrap_or_default()
 }
 
 fn shown(table: &Table) -> (MigrationStep, String, bool) {
@@ -44,7 +47,7 @@ fn failed(message: &str) -> Result<(), HypervisorError> {
 }
 
 fn progress(remaining: u64) -> Input {
-    Input::ProgressRead(Ok(Some(Progress { total: 1000, processed: 5, remaining, ..Progress::default() })))
+    to_out(JobInput::ProgressRead(Ok(Some(Progress { total: 1000, processed: 5, remaining, ..Progress::default() }))))
 }
 
 const NOT_MOVED: MigrationStep = MigrationStep::NotMoved;
@@ -57,53 +60,54 @@ fn a_domain_moves_and_its_guest_is_released_only_after_its_end() {
     // The event of the end comes before the call returns.
     table.take(Input::DomainChanged { closed: false, crashed: false });
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), [""; 0]);
-    assert_eq!((table.state.stage, table.state.published.lifecycle()), (Stage::Live, Lifecycle::Running));
-    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!((table.state.base.stage, table.state.base.published.lifecycle()), (Stage::Live, Lifecycle::Running));
+    assert_eq!(table.take(to_out(JobInput::Migrated(Ok(())))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
     assert_eq!(shown(&table).0, MigrationStep::Releasing);
     // Repeated until the target has answered.
-    assert_eq!(table.take(Input::Released(Err("no answer".into()))), [""; 0]);
+    assert_eq!(table.take(to_out(JobInput::Released(Err("no answer".into())))), [""; 0]);
     assert_eq!(table.after(1), ["release"]);
     assert_eq!(table.after(1), [""; 0], "one at a time");
-    assert_eq!(table.take(Input::Released(Ok(true))), ["save migration", "attend"]);
+    assert_eq!(table.take(to_out(JobInput::Released(Ok(true)))), ["save migration", "attend"]);
     assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
-    let published = &table.state.published;
+    let published = &table.state.base.published;
     assert_eq!((published.lifecycle(), published.reason.as_str()), (Lifecycle::Shutoff, "migrated"));
     assert!(report(&table).end >= report(&table).begin && table.state.job.is_none());
     table.act(Action::Finish);
-    assert!(table.state.finished);
+    assert!(table.state.base.finished);
 }
 
 #[test]
 fn a_guest_is_released_once_libvirt_has_decided_and_qemu_has_ended() {
     let mut table = copying(options("a"));
-    assert_eq!(table.take(Input::Departed(Err("no log".into()))), [""; 0], "libvirt reports the end");
+    assert_eq!(table.take(to_out(JobInput::Departed(Err("no log".into())))), [""; 0], "libvirt reports the end");
     assert_eq!(shown(&table).0, MigrationStep::Copying);
     assert_eq!(table.after(1), ["read progress"]);
-    assert_eq!(table.take(Input::Departed(Ok(()))), ["save migration", "release"]);
+    assert_eq!(table.take(to_out(JobInput::Departed(Ok(())))), ["save migration", "release"]);
     assert_eq!(shown(&table).0, MigrationStep::Releasing);
     // Later reports of libvirt change nothing.
     assert_eq!(table.take(progress(3)), [""; 0]);
-    assert_eq!(table.take(Input::Migrated(failed("monitor is gone"))), [""; 0]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("monitor is gone")))), [""; 0]);
     table.take(Input::DomainChanged { closed: false, crashed: false });
     assert_eq!(table.take(read(Lifecycle::Shutoff, "crashed")), [""; 0]);
-    assert_eq!(table.take(Input::Departed(Ok(()))), [""; 0]);
+    assert_eq!(table.take(to_out(JobInput::Departed(Ok(())))), [""; 0]);
     // The end is certain, so a target that does not answer is waited for.
     for _ in 0..40 {
-        table.take(Input::Released(Err("no answer".into())));
+        table.take(to_out(JobInput::Released(Err("no answer".into()))));
         assert!(table.after(1).contains(&"release".to_owned()));
     }
-    table.take(Input::Released(Ok(true)));
+    table.take(to_out(JobInput::Released(Ok(true))));
     assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
     // A domain that was to be destroyed is not released.
     let mut table = copying(options("a"));
     table.act(Action::Kill);
-    assert_eq!(table.take(Input::Departed(Ok(()))), [""; 0]);
+    assert_eq!(table.take(to_out(JobInput::Departed(Ok(())))), [""; 0]);
 }
 
 #[test]
 fn a_calm_guest_is_stopped_for_a_short_time_and_any_other_as_long_as_permitted() {
-    let progress = |iteration| Input::ProgressRead(Ok(Some(Progress { total: 1, iteration, ..Progress::default() })));
+    let progress =
+        |iteration| to_out(JobInput::ProgressRead(Ok(Some(Progress { total: 1, iteration, ..Progress::default() }))));
     for (longest, expected) in [
         (900, [50, 50, 200, 900, 900]),
         (0, [50, 50, 200, 300, 300]),
@@ -135,7 +139,7 @@ fn plugged_memory_that_qemu_cannot_move_keeps_the_guest_at_its_source() {
     ] {
         let mut table = Table::live();
         let device = MemoryDevice { size, current, ..MemoryDevice::default() };
-        table.state.active = Arc::new(DomainConfig {
+        table.state.base.active = Arc::new(DomainConfig {
             memory: Some(gibibyte),
             memory_device: Some(device),
             software_emulation,
@@ -148,7 +152,7 @@ fn plugged_memory_that_qemu_cannot_move_keeps_the_guest_at_its_source() {
             let (step, failure, aborted) = shown(&table);
             assert_eq!((step, aborted), (NOT_MOVED, false));
             assert!(failure.contains("plugged memory"), "{failure}");
-            assert_eq!((table.state.stage, report(&table).end > 0), (Stage::Live, true));
+            assert_eq!((table.state.base.stage, report(&table).end > 0), (Stage::Live, true));
         }
     }
 }
@@ -159,31 +163,31 @@ fn a_guest_paused_by_the_user_stays_paused() {
     table.take(Input::DomainChanged { closed: false, crashed: false });
     table.take(read(Lifecycle::Paused, "user"));
     migrate(&mut table, options("a"));
-    table.take(Input::MigrationOpened(Ok(())));
-    table.take(Input::Migrated(failed("no")));
+    table.take(to_out(JobInput::MigrationOpened(Ok(()))));
+    table.take(to_out(JobInput::Migrated(failed("no"))));
     // Not resumed after a failure.
     assert_eq!(table.take(read(Lifecycle::Paused, "user")), ["attend", "save migration"]);
     assert_eq!(shown(&table), (NOT_MOVED, "no".into(), false));
     migrate(&mut table, options("b"));
-    table.take(Input::MigrationOpened(Ok(())));
-    table.take(Input::Migrated(Ok(())));
+    table.take(to_out(JobInput::MigrationOpened(Ok(()))));
+    table.take(to_out(JobInput::Migrated(Ok(()))));
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release paused"]);
 }
 
 #[test]
 fn the_guest_runs_again_after_a_failure() {
     let mut table = copying(options("a"));
-    assert_eq!(table.take(Input::Migrated(failed("broken"))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("broken")))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
     // Repeated until it runs.
-    assert_eq!(table.take(Input::RunsAfterMigration(failed("busy"))), [""; 0]);
+    assert_eq!(table.take(to_out(JobInput::Resumed(failed("busy")))), [""; 0]);
     assert_eq!(table.after(1), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
-    assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Resumed(Ok(())))), ["read"]);
     assert_eq!(shown(&table).0, MigrationStep::Copying);
     assert_eq!(table.take(read(Lifecycle::Running, "unpaused")), ["attend", "save migration"]);
     assert_eq!(shown(&table), (NOT_MOVED, "broken".into(), false));
-    assert_eq!(table.state.stage, Stage::Live);
+    assert_eq!(table.state.base.stage, Stage::Live);
     // It has ended, so it is not repeated; another one is possible.
     assert_eq!(migrate(&mut table, options("a")), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
@@ -193,7 +197,7 @@ fn the_guest_runs_again_after_a_failure() {
 #[test]
 fn a_read_that_fails_decides_nothing() {
     let mut table = copying(options("a"));
-    table.take(Input::Migrated(failed("broken")));
+    table.take(to_out(JobInput::Migrated(failed("broken"))));
     let late = || Input::Read(Err(HypervisorError::Timeout("state")), None);
     assert_eq!(table.take(late()), [""; 0]);
     assert_eq!(shown(&table).0, MigrationStep::Copying, "the last known state is not that of now");
@@ -256,8 +260,8 @@ fn progress_is_published_and_limits_abort_or_pause() {
     assert_eq!(table.take(progress(500)), [""; 0]);
     table.after(1);
     assert_eq!(table.take(progress(400)), ["abort migration"]);
-    table.take(Input::MigrationAborted(Ok(())));
-    table.take(Input::Migrated(failed("canceled by client")));
+    table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+    table.take(to_out(JobInput::Migrated(failed("canceled by client"))));
     assert_eq!(table.take(read(Lifecycle::Running, "migrationCanceled")), ["attend", "save migration"]);
     let failure = "Live migration is not completed after 20 seconds and has been aborted";
     assert_eq!(shown(&table), (NOT_MOVED, failure.into(), true));
@@ -267,7 +271,7 @@ fn progress_is_published_and_limits_abort_or_pause() {
 fn the_call_may_return_while_the_progress_is_read() {
     let mut table = copying(options("a"));
     assert_eq!(table.after(1), ["read progress"]);
-    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(Ok(())))), ["read"]);
     assert_eq!(table.take(progress(100)), [""; 0]);
     let effects = table.take(read(Lifecycle::Shutoff, "migrated"));
     assert!(effects.contains(&"release".to_owned()), "{effects:?}");
@@ -281,19 +285,19 @@ fn an_abort_that_fails_lets_the_migration_go_on() {
     assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "there is no migration b");
     assert_eq!(abort(&mut table, "a"), ["abort migration"]);
     assert_eq!(abort(&mut table, "a"), [""; 0]);
-    table.take(Input::MigrationAborted(failed("too late")));
+    table.take(to_out(JobInput::MigrationAborted(failed("too late"))));
     assert_eq!(report(&table).abort_failure, "cannot abort the migration: too late");
-    table.take(Input::Migrated(Ok(())));
+    table.take(to_out(JobInput::Migrated(Ok(()))));
     table.take(read(Lifecycle::Shutoff, "migrated"));
     abort(&mut table, "a");
     assert_eq!(table.last_answer().unwrap().unwrap_err().to_string(), "migration a has ended");
-    table.take(Input::Released(Ok(true)));
+    table.take(to_out(JobInput::Released(Ok(true))));
     assert_eq!(shown(&table), (MigrationStep::Moved, String::new(), false));
     // An abort that succeeds.
     let mut table = copying(options("a"));
     abort(&mut table, "a");
-    table.take(Input::MigrationAborted(Ok(())));
-    table.take(Input::Migrated(failed("canceled")));
+    table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+    table.take(to_out(JobInput::Migrated(failed("canceled"))));
     table.take(read(Lifecycle::Running, "migrationCanceled"));
     assert_eq!(shown(&table), (NOT_MOVED, "Live migration has been aborted".into(), true));
     abort(&mut table, "a");
@@ -306,27 +310,27 @@ fn a_domain_that_ends_otherwise_is_released_or_lost() {
         let mut table = copying(options("a"));
         table.take(Input::DomainChanged { closed: false, crashed: false });
         table.take(read(Lifecycle::Shutoff, reason));
-        table.take(Input::Migrated(failed("gone")));
+        table.take(to_out(JobInput::Migrated(failed("gone"))));
         assert_eq!(table.take(read(Lifecycle::Shutoff, reason)), ["save migration", "release"]);
         table
     };
     // The target has it all the same.
     let mut table = ended("crashed");
-    table.take(Input::Released(Ok(true)));
-    assert_eq!(table.state.published.reason, "migrated");
+    table.take(to_out(JobInput::Released(Ok(true))));
+    assert_eq!(table.state.base.published.reason, "migrated");
     // The target has nothing.
     for (reason, published) in [("crashed", "crashed"), ("migrated", "failed")] {
         let mut table = ended(reason);
-        table.take(Input::Released(Ok(false)));
-        assert_eq!((table.state.stage, table.state.published.reason.as_str()), (Stage::Ended, published));
+        table.take(to_out(JobInput::Released(Ok(false))));
+        assert_eq!((table.state.base.stage, table.state.base.published.reason.as_str()), (Stage::Ended, published));
         assert_eq!(shown(&table).0, NOT_MOVED);
     }
     // The target does not answer: only a domain that has migrated waits for it.
     for (reason, lost) in [("crashed", true), ("migrated", false)] {
         let mut table = ended(reason);
         table.after(40);
-        table.take(Input::Released(Err("no answer".into())));
-        assert_eq!(table.state.stage == Stage::Ended, lost, "{reason}");
+        table.take(to_out(JobInput::Released(Err("no answer".into()))));
+        assert_eq!(table.state.base.stage == Stage::Ended, lost, "{reason}");
     }
 }
 
@@ -335,26 +339,26 @@ fn the_guest_can_be_ended_at_any_step() {
     // Shutdown aborts the migration first.
     let mut table = copying(options("a"));
     assert_eq!(table.act(Action::Shutdown { grace: 30 }), ["abort migration"]);
-    table.take(Input::MigrationAborted(Ok(())));
-    table.take(Input::Migrated(failed("canceled")));
+    table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+    table.take(to_out(JobInput::Migrated(failed("canceled"))));
     let effects = table.take(read(Lifecycle::Running, "migrationCanceled"));
     assert_eq!(effects, ["attend", "save migration", "shutdown"]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     // If it succeeds, there is nothing to shut down here.
     let mut table = copying(options("a"));
     table.act(Action::Terminate { grace: 30 });
-    table.take(Input::Migrated(Ok(())));
+    table.take(to_out(JobInput::Migrated(Ok(()))));
     table.take(read(Lifecycle::Shutoff, "migrated"));
-    table.take(Input::Released(Ok(true)));
-    assert_eq!((table.last_answer(), table.state.published.reason.as_str()), (Some(Ok(false)), "migrated"));
+    table.take(to_out(JobInput::Released(Ok(true))));
+    assert_eq!((table.last_answer(), table.state.base.published.reason.as_str()), (Some(Ok(false)), "migrated"));
     // A destroyed domain is not released.
     let mut table = copying(options("a"));
     assert_eq!(table.act(Action::Kill), ["destroy gently"]);
     table.take(Input::Destroyed(Ok(())));
     table.take(read(Lifecycle::Shutoff, "destroyed"));
-    table.take(Input::Migrated(failed("gone")));
+    table.take(to_out(JobInput::Migrated(failed("gone"))));
     assert_eq!(table.take(read(Lifecycle::Shutoff, "destroyed")), ["save migration", "attend"]);
-    assert_eq!((table.last_answer(), table.state.published.reason.as_str()), (Some(Ok(false)), "destroyed"));
+    assert_eq!((table.last_answer(), table.state.base.published.reason.as_str()), (Some(Ok(false)), "destroyed"));
 }
 
 #[test]
@@ -383,7 +387,7 @@ fn a_restarted_worker_goes_on() {
     assert_eq!(table.take(progress(10)), [""; 0]);
     assert_eq!(report(&table).remaining, 10);
     assert_eq!(table.after(1), ["read progress"]);
-    assert_eq!(table.take(Input::ProgressRead(Ok(None))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::ProgressRead(Ok(None)))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
     // It has ended: the domain has left, or libvirt does not know why it has ended.
     for input in [read(Lifecycle::Shutoff, "migrated"), read(Lifecycle::Shutoff, "unknown"), no_domain()] {
@@ -395,7 +399,7 @@ fn a_restarted_worker_goes_on() {
     }
     // The end is known.
     let table = Table::restarted(record(MigrationStep::Moved));
-    assert_eq!((table.state.stage, table.state.published.reason.as_str()), (Stage::Ended, "migrated"));
+    assert_eq!((table.state.base.stage, table.state.base.published.reason.as_str()), (Stage::Ended, "migrated"));
     let mut table = adopted(MigrationStep::NotMoved);
     table.take(read(Lifecycle::Running, "booted"));
     assert_eq!(migrate(&mut table, options("a")), [""; 0]);

@@ -16,10 +16,13 @@ use protocol::Lifecycle;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::decide;
+use super::{State, decide};
 use crate::{
     domain::{diff::DeviceChange, unsupported::Unsupported},
-    engine::model::{Action, Answer, Effect, GuestCall, Input, MigrationRecord, Request, RequestId, State, Wanted},
+    engine::model::{
+        Action, Answer, Base, DomainCall, Effect, GuestCall, Input, JobInput, JobName, MigrationRecord, Request,
+        RequestId, Wanted, Work,
+    },
     hypervisor::{DomainFacts, HypervisorError, MigrateWay},
     options::VmiArgs,
 };
@@ -46,7 +49,7 @@ impl Table {
             simulate_crash: false,
         };
         let now = Instant::now();
-        let mut table = Self { state: State::new(&args, now), now, next: 0, answers: Vec::new() };
+        let mut table = Self { state: State::new(Base::new(&args, now)), now, next: 0, answers: Vec::new() };
         table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false, migration: None });
         table.take(Input::DaemonStarted(None, Ok(())));
         table
@@ -140,6 +143,30 @@ fn read(lifecycle: Lifecycle, reason: &'static str) -> Input {
     Input::Read(Ok(DomainFacts { lifecycle, reason, memory: 1, xml, disk_errors: Vec::new() }), None)
 }
 
+fn to_start(input: JobInput) -> Input {
+    Input::Job(JobName::Start, input)
+}
+
+fn to_sync(input: JobInput) -> Input {
+    Input::Job(JobName::Sync, input)
+}
+
+fn to_shutdown(input: JobInput) -> Input {
+    Input::Job(JobName::Shutdown, input)
+}
+
+fn to_dump(input: JobInput) -> Input {
+    Input::Job(JobName::MemoryDump, input)
+}
+
+fn to_out(input: JobInput) -> Input {
+    Input::Job(JobName::MigrationOut, input)
+}
+
+fn to_in(input: JobInput) -> Input {
+    Input::Job(JobName::MigrationIn, input)
+}
+
 fn name(effect: &Effect) -> &'static str {
     match effect {
         Effect::Answer(..) => "answer",
@@ -147,46 +174,50 @@ fn name(effect: &Effect) -> &'static str {
         Effect::StartDaemon { cache: None, .. } => "start daemon",
         Effect::Connect => "connect",
         Effect::Disconnect => "disconnect",
-        Effect::WarmUp => "warm up",
-        Effect::Read => "read",
         Effect::ReadCrash => "read crash",
         Effect::LogLastLines => "log last lines",
         Effect::AttendGuestAgent { .. } => "attend",
-        Effect::Prepare { .. } => "prepare",
-        Effect::Serve(_) => "serve",
-        Effect::Define(_) => "define",
-        Effect::WriteTags(_) => "write tags",
-        Effect::Create { paused: false } => "create",
-        Effect::Create { paused: true } => "create paused",
-        Effect::Compare { .. } => "compare",
-        Effect::GrowDisk { .. } => "grow",
-        Effect::PlugVcpus(_) => "plug vCPUs",
-        Effect::ChangeDevice(DeviceChange::Attach, _) => "attach",
-        Effect::ChangeDevice(DeviceChange::Detach, _) => "detach",
-        Effect::ChangeDevice(DeviceChange::Update, _) => "update",
-        Effect::DumpMemory(_) => "dump",
-        Effect::PrepareTarget { .. } => "prepare target",
-        Effect::OpenMigration(..) => "open migration",
         Effect::SaveMigration(..) => "save migration",
-        Effect::Migrate { way: MigrateWay::PreCopy, .. } => "migrate",
-        Effect::Migrate { way: MigrateWay::PostCopy, .. } => "migrate for post-copy",
-        Effect::StartPostCopy => "start post-copy",
-        Effect::ReadProgress => "read progress",
-        Effect::AbortMigration => "abort migration",
-        Effect::AwaitDeparture => "await departure",
-        Effect::SetMaxDowntime(_) => "set downtime",
-        Effect::PauseForCopy => "pause for copy",
-        Effect::RunAfterMigration => "run after migration",
-        Effect::Release { paused: false } => "release",
-        Effect::Release { paused: true } => "release paused",
-        Effect::ResumeAfterDiskError => "resume after error",
-        Effect::Act(_, GuestCall::Suspend) => "suspend",
-        Effect::Act(_, GuestCall::Resume) => "resume",
-        Effect::Act(_, GuestCall::Reset) => "reset",
-        Effect::Act(_, GuestCall::Reboot(_)) => "reboot",
-        Effect::Shutdown => "shutdown",
-        Effect::Destroy { gently: true } => "destroy gently",
-        Effect::Destroy { gently: false } => "destroy",
-        Effect::SetClock => "set clock",
+        Effect::Work(_, work) => match work {
+            Work::Prepare { .. } => "prepare",
+            Work::PrepareTarget { .. } => "prepare target",
+            Work::Serve(_) => "serve",
+            Work::WriteTags { .. } => "write tags",
+            Work::Compare { .. } => "compare",
+            Work::OpenMigration(..) => "open migration",
+            Work::AwaitDeparture => "await departure",
+            Work::Release { paused: false } => "release",
+            Work::Release { paused: true } => "release paused",
+        },
+        Effect::Call(job, call) => match call {
+            DomainCall::WarmUp => "warm up",
+            DomainCall::Read => "read",
+            DomainCall::Define(_) => "define",
+            DomainCall::Create { paused: false } => "create",
+            DomainCall::Create { paused: true } => "create paused",
+            DomainCall::GrowDisk { .. } => "grow",
+            DomainCall::PlugVcpus(_) => "plug vCPUs",
+            DomainCall::ChangeDevice(DeviceChange::Attach, _) => "attach",
+            DomainCall::ChangeDevice(DeviceChange::Detach, _) => "detach",
+            DomainCall::ChangeDevice(DeviceChange::Update, _) => "update",
+            DomainCall::DumpMemory(_) => "dump",
+            DomainCall::Migrate { way: MigrateWay::PreCopy, .. } => "migrate",
+            DomainCall::Migrate { way: MigrateWay::PostCopy, .. } => "migrate for post-copy",
+            DomainCall::StartPostCopy => "start post-copy",
+            DomainCall::ReadProgress => "read progress",
+            DomainCall::AbortMigration => "abort migration",
+            DomainCall::SetMaxDowntime(_) => "set downtime",
+            DomainCall::Pause => "pause for copy",
+            DomainCall::Resume if *job == Some(JobName::Sync) => "resume after error",
+            DomainCall::Resume => "run after migration",
+            DomainCall::Act(_, GuestCall::Suspend) => "suspend",
+            DomainCall::Act(_, GuestCall::Resume) => "resume",
+            DomainCall::Act(_, GuestCall::Reset) => "reset",
+            DomainCall::Act(_, GuestCall::Reboot(_)) => "reboot",
+            DomainCall::Shutdown => "shutdown",
+            DomainCall::Destroy { gently: true } => "destroy gently",
+            DomainCall::Destroy { gently: false } => "destroy",
+            DomainCall::SetClock => "set clock",
+        },
     }
 }

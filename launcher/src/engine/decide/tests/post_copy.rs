@@ -2,9 +2,9 @@ use std::{sync::Arc, time::Duration};
 
 use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
 
-use super::{Table, read, wanted};
+use super::{Table, read, to_in, to_out, wanted};
 use crate::{
-    engine::model::{Action, Direction, Input, MigrationRecord, Request, Stage},
+    engine::model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
     hypervisor::{DomainFacts, HypervisorError, Progress},
 };
 
@@ -13,11 +13,11 @@ fn failed(message: &str) -> Result<(), HypervisorError> {
 }
 
 fn progress(remaining: u64) -> Input {
-    Input::ProgressRead(Ok(Some(Progress { total: 1000, remaining, ..Progress::default() })))
+    to_out(JobInput::ProgressRead(Ok(Some(Progress { total: 1000, remaining, ..Progress::default() }))))
 }
 
 fn shown(table: &Table) -> (MigrationStep, MigrationMode, String) {
-    let report = table.state.published.migration.clone().unwrap_or_default();
+    let report = table.state.base.published.migration.clone().unwrap_or_default();
     (report.step(), report.mode(), report.failure)
 }
 
@@ -37,7 +37,7 @@ fn late() -> Table {
     };
     let mut table = Table::live();
     table.request(Request::Migrate(Arc::new(request)));
-    table.take(Input::MigrationOpened(Ok(())));
+    table.take(to_out(JobInput::MigrationOpened(Ok(()))));
     assert_eq!(table.after(10), ["read progress"]);
     assert_eq!(table.take(progress(500)), ["abort migration"]);
     table
@@ -46,8 +46,8 @@ fn late() -> Table {
 /// A worker with the job that can switch.
 fn ready() -> Table {
     let mut table = late();
-    table.take(Input::MigrationAborted(Ok(())));
-    assert_eq!(table.take(Input::Migrated(failed("canceled by client"))), ["read"]);
+    table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("canceled by client")))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Running, "migrationCanceled")), ["attend", "migrate for post-copy"]);
     table
 }
@@ -56,7 +56,7 @@ fn ready() -> Table {
 fn switched() -> Table {
     let mut table = ready();
     assert_eq!(tick(&mut table, 100), ["start post-copy"]);
-    table.take(Input::PostCopyStarted(Ok(())));
+    table.take(to_out(JobInput::PostCopyStarted(Ok(()))));
     table.take(Input::DomainChanged { closed: false, crashed: false });
     assert_eq!(table.take(read(Lifecycle::Paused, "postcopy")), ["attend"]);
     assert_eq!(shown(&table), (MigrationStep::Copying, MigrationMode::PostCopy, String::new()));
@@ -66,7 +66,7 @@ fn switched() -> Table {
 /// A worker whose connection to the guest in post-copy is broken.
 fn broken() -> Table {
     let mut table = switched();
-    assert_eq!(table.take(Input::Migrated(failed("broken"))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("broken")))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "postcopyFailed")), ["attend", "release"]);
     table
 }
@@ -77,7 +77,7 @@ fn guest_that_takes_too_long_leaves_before_its_memory() {
     // Repeated until the domain shows the switch: libvirt's job may not have begun.
     for result in [failed("no job"), Ok(())] {
         assert_eq!(tick(&mut table, 100), ["start post-copy"]);
-        assert_eq!(table.take(Input::PostCopyStarted(result)), [""; 0]);
+        assert_eq!(table.take(to_out(JobInput::PostCopyStarted(result))), [""; 0]);
     }
     table.take(Input::DomainChanged { closed: false, crashed: false });
     table.take(read(Lifecycle::Paused, "postcopy"));
@@ -94,34 +94,34 @@ fn guest_that_takes_too_long_leaves_before_its_memory() {
     table.take(progress(3));
     table.take(Input::DomainChanged { closed: false, crashed: false });
     table.take(read(Lifecycle::Shutoff, "migrated"));
-    assert_eq!(table.take(Input::Migrated(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(Ok(())))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
-    table.take(Input::Released(Ok(true)));
+    table.take(to_out(JobInput::Released(Ok(true))));
     assert_eq!(shown(&table), (MigrationStep::Moved, MigrationMode::PostCopy, String::new()));
 }
 
 #[test]
 fn first_job_that_ends_by_itself_needs_no_second_one() {
     let mut table = late();
-    table.take(Input::MigrationAborted(failed("there is no job")));
-    table.take(Input::Migrated(Ok(())));
+    table.take(to_out(JobInput::MigrationAborted(failed("there is no job"))));
+    table.take(to_out(JobInput::Migrated(Ok(()))));
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
     // An abort on request goes before post-copy.
     let mut table = late();
     table.request(Request::AbortMigration("a".into()));
-    table.take(Input::Migrated(failed("canceled by client")));
+    table.take(to_out(JobInput::Migrated(failed("canceled by client"))));
     table.take(read(Lifecycle::Running, "migrationCanceled"));
     assert_eq!(shown(&table).0, MigrationStep::NotMoved);
-    assert!(table.state.published.migration.as_ref().is_some_and(|report| report.aborted));
+    assert!(table.state.base.published.migration.as_ref().is_some_and(|report| report.aborted));
     assert!(table.state.job.is_none());
 }
 
 #[test]
 fn second_job_that_fails_before_the_switch_leaves_the_guest_here() {
     let mut table = ready();
-    assert_eq!(table.take(Input::Migrated(failed("Postcopy is not supported"))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("Postcopy is not supported")))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "run after migration"]);
-    assert_eq!(table.take(Input::RunsAfterMigration(Ok(()))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Resumed(Ok(())))), ["read"]);
     table.take(read(Lifecycle::Running, "unpaused"));
     let (step, mode, failure) = shown(&table);
     assert_eq!((step, mode), (MigrationStep::NotMoved, MigrationMode::PreCopy));
@@ -131,12 +131,12 @@ fn second_job_that_fails_before_the_switch_leaves_the_guest_here() {
 #[test]
 fn job_that_libvirt_has_lost_is_watched_to_its_end() {
     let mut table = switched();
-    assert_eq!(table.take(Input::Migrated(failed("control is broken"))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("control is broken")))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Paused, "postcopy")), ["attend"]);
     assert_eq!(table.after(1), ["read progress"]);
     assert_eq!(table.take(progress(3)), [""; 0]);
     assert_eq!(table.after(1), ["read progress"]);
-    assert_eq!(table.take(Input::ProgressRead(Ok(None))), ["read"]);
+    assert_eq!(table.take(to_out(JobInput::ProgressRead(Ok(None)))), ["read"]);
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
 }
 
@@ -151,7 +151,7 @@ fn broken_connection_ends_a_job_that_libvirt_does_not_end() {
     };
     // libvirt keeps a job that it has lost, with its statistics.
     let mut table = switched();
-    table.take(Input::Migrated(failed("control is broken")));
+    table.take(to_out(JobInput::Migrated(failed("control is broken"))));
     table.take(read(Lifecycle::Paused, "postcopy"));
     assert_eq!(table.after(1), ["read progress"]);
     table.take(progress(3));
@@ -166,7 +166,7 @@ fn broken_connection_ends_a_job_that_libvirt_does_not_end() {
         table.take(progress(3));
     }
     assert_eq!(table.after(1), ["read"]);
-    table.take(Input::Migrated(failed("late")));
+    table.take(to_out(JobInput::Migrated(failed("late"))));
     asks(&mut table);
 }
 
@@ -174,21 +174,25 @@ fn broken_connection_ends_a_job_that_libvirt_does_not_end() {
 fn guest_that_is_whole_at_the_target_is_left_and_one_that_is_lost_ends() {
     // The end of the job was lost.
     let mut table = broken();
-    assert_eq!(table.take(Input::Released(Ok(true))), ["destroy gently"]);
+    assert_eq!(table.take(to_out(JobInput::Released(Ok(true)))), ["destroy gently"]);
     assert_eq!(table.take(Input::Destroyed(Ok(()))), ["read"]);
     table.take(read(Lifecycle::Shutoff, "destroyed"));
     table.take(Input::Timer);
     table.take(read(Lifecycle::Shutoff, "destroyed"));
-    table.take(Input::Released(Ok(true)));
+    table.take(to_out(JobInput::Released(Ok(true))));
     assert_eq!(shown(&table).0, MigrationStep::Moved);
     // The target has no domain, or does not answer.
     let mut gone = broken();
-    assert_eq!(gone.take(Input::Released(Ok(false))), ["destroy gently"]);
+    assert_eq!(gone.take(to_out(JobInput::Released(Ok(false)))), ["destroy gently"]);
     let mut silent = broken();
-    assert_eq!(silent.take(Input::Released(Err("arriving".into()))), [""; 0], "the guest never runs here again");
+    assert_eq!(
+        silent.take(to_out(JobInput::Released(Err("arriving".into())))),
+        [""; 0],
+        "the guest never runs here again"
+    );
     silent.now += Duration::from_secs(30);
     assert!(silent.take(Input::Timer).contains(&"release".to_owned()));
-    assert_eq!(silent.take(Input::Released(Err("no answer".into()))), ["destroy gently"]);
+    assert_eq!(silent.take(to_out(JobInput::Released(Err("no answer".into())))), ["destroy gently"]);
     for (mut table, expected) in [(gone, "the target has no domain"), (silent, "its connection is broken")] {
         table.take(Input::Destroyed(Ok(())));
         // Also a read that was in progress.
@@ -199,7 +203,7 @@ fn guest_that_is_whole_at_the_target_is_left_and_one_that_is_lost_ends() {
         let (step, mode, failure) = shown(&table);
         assert_eq!((step, mode), (MigrationStep::NotMoved, MigrationMode::PostCopy));
         assert!(failure.contains(expected), "{failure}");
-        assert_eq!(table.state.stage, Stage::Ended);
+        assert_eq!(table.state.base.stage, Stage::Ended);
     }
 }
 
@@ -207,14 +211,14 @@ fn guest_that_is_whole_at_the_target_is_left_and_one_that_is_lost_ends() {
 fn switched_guest_cannot_be_called_back() {
     let mut table = switched();
     assert_eq!(table.request(Request::AbortMigration("a".into())), ["abort migration"]);
-    table.take(Input::MigrationAborted(failed("cannot abort migration in post-copy mode")));
-    assert!(table.state.published.migration.as_ref().is_some_and(|report| !report.abort_failure.is_empty()));
+    table.take(to_out(JobInput::MigrationAborted(failed("cannot abort migration in post-copy mode"))));
+    assert!(table.state.base.published.migration.as_ref().is_some_and(|report| !report.abort_failure.is_empty()));
     assert_eq!(table.act(Action::Kill), ["destroy gently"]);
     table.take(Input::Destroyed(Ok(())));
     table.take(read(Lifecycle::Shutoff, "destroyed"));
-    table.take(Input::Migrated(failed("the domain is gone")));
+    table.take(to_out(JobInput::Migrated(failed("the domain is gone"))));
     table.take(read(Lifecycle::Shutoff, "destroyed"));
-    assert_eq!((shown(&table).0, table.state.stage), (MigrationStep::NotMoved, Stage::Ended));
+    assert_eq!((shown(&table).0, table.state.base.stage), (MigrationStep::NotMoved, Stage::Ended));
 }
 
 #[test]
@@ -232,7 +236,7 @@ fn target_waits_for_the_second_job_once_and_is_released_when_the_memory_is_whole
     shows(&mut table, Lifecycle::Paused, "migration");
     gone(&mut table);
     assert_eq!(shown(&table).0, MigrationStep::Prepared);
-    assert_eq!((table.state.stage, table.state.published.lifecycle()), (Stage::Waiting, Lifecycle::NoDomain));
+    assert_eq!((table.state.base.stage, table.state.base.published.lifecycle()), (Stage::Waiting, Lifecycle::NoDomain));
     shows(&mut table, Lifecycle::Paused, "migration");
     shows(&mut table, Lifecycle::Running, "postcopy");
     assert_eq!(shown(&table).0, MigrationStep::Copying);
@@ -338,15 +342,15 @@ fn arriving(state: &serde_json::Value) -> Table {
     let mut wanted = (*wanted("m", &serde_json::json!({}))).clone();
     wanted.vmi.status = serde_json::from_value(serde_json::json!({"migrationState": state})).unwrap();
     table.request(Request::PrepareMigration { migration: "a".into(), wanted: Arc::new(wanted) });
-    table.take(Input::Prepared(Ok(Box::default())));
-    table.take(Input::Served(Ok(())));
-    table.take(Input::MigrationOpened(Ok(())));
+    table.take(to_in(JobInput::Prepared(Ok(Box::default()))));
+    table.take(to_in(JobInput::Served(Ok(()))));
+    table.take(to_in(JobInput::MigrationOpened(Ok(()))));
     table
 }
 
 /// A worker that follows this one, and is connected.
 fn restarted(former: &Table) -> Table {
-    let report = former.state.published.migration.as_ref().unwrap();
+    let report = former.state.base.published.migration.as_ref().unwrap();
     let mut table = Table::restarted(MigrationRecord::of(report, Direction::In, false));
     table.take(Input::Timer);
     table.take(Input::Connected(Ok(true)));

@@ -35,8 +35,8 @@ fn actions_on_the_guest_need_a_guest_in_the_right_state() {
         (Lifecycle::Running, Action::Finish, &[], Some(Err(RequestError::NotEnded))),
     ] {
         let mut table = Table::live();
-        table.state.published.set_lifecycle(lifecycle);
-        (table.state.published.acpi, table.state.published.guest_agent_connected) = (false, false);
+        table.state.base.published.set_lifecycle(lifecycle);
+        (table.state.base.published.acpi, table.state.base.published.guest_agent_connected) = (false, false);
         assert_eq!(table.act(action), effects, "{lifecycle:?} {action:?}");
         assert_eq!(table.last_answer(), answer, "{lifecycle:?} {action:?}");
     }
@@ -106,15 +106,15 @@ fn nothing_acts_on_the_guest_without_a_connection() {
 #[test]
 fn the_clock_is_set_after_a_pause_by_one_task() {
     let mut table = Table::live();
-    table.state.published.guest_agent_connected = true;
+    table.state.base.published.guest_agent_connected = true;
     for (id, effects) in [(1, &["set clock", "read"][..]), (2, &["read"])] {
-        table.state.published.set_lifecycle(Lifecycle::Paused);
-        table.state.reading = Default::default();
+        table.state.base.published.set_lifecycle(Lifecycle::Paused);
+        table.state.base.reading = Default::default();
         table.act(Action::Unpause);
         assert_eq!(table.take(Input::Acted(RequestId(id), Ok(()))), effects);
     }
     table.take(Input::ClockSet);
-    assert!(!table.state.setting_clock);
+    assert!(!table.state.base.setting_clock);
 }
 
 #[test]
@@ -126,8 +126,12 @@ fn requests_to_end_a_domain_that_never_ran_end_the_launcher() {
     ] {
         let mut table = Table::connected();
         assert_eq!(table.act(action), ["attend"], "{action:?}");
-        assert_eq!((table.state.stage, table.last_answer()), (Stage::Ended, Some(Ok(false))));
-        assert_eq!((table.state.finished, table.state.published.reason.as_str()), (finished, reason), "{action:?}");
+        assert_eq!((table.state.base.stage, table.last_answer()), (Stage::Ended, Some(Ok(false))));
+        assert_eq!(
+            (table.state.base.finished, table.state.base.published.reason.as_str()),
+            (finished, reason),
+            "{action:?}"
+        );
     }
 }
 
@@ -138,5 +142,5 @@ fn a_sync_of_another_vmi_or_before_hello_is_refused() {
     assert_eq!(table.last_answer(), Some(Err(RequestError::OtherVmi("d_m".into()))));
     table.sync();
     assert_eq!(table.last_answer(), Some(Err(RequestError::NoHello)));
-    assert_eq!(table.state.stage, Stage::Waiting);
+    assert_eq!(table.state.base.stage, Stage::Waiting);
 }

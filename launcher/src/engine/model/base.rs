@@ -1,4 +1,4 @@
-//! The engine's state, a value.
+//! The base that all jobs share: identity, connection, reads of the domain, its stage, and the published state. A value.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -7,25 +7,21 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use protocol::{ItemResult, JobReport, LauncherState, Lifecycle};
+use protocol::{LauncherState, Lifecycle};
 use tokio::time::Instant;
 
 use super::{
-    job::Job,
-    request::{Action, Answer, RequestId, Wanted},
+    effect::{DomainCall, Effect, Work},
+    request::{Action, Answer, JobName, RequestError, RequestId, Wanted},
 };
 use crate::{
-    domain::{
-        diff::{Item, Step},
-        domain_name,
-        parse::DomainConfig,
-    },
+    domain::{diff::Item, domain_name, parse::DomainConfig},
     hypervisor::HypervisorError,
     options::VmiArgs,
 };
 
 /// Longest interval between reads of the domain's state: an event may be missed while libvirt's daemon restarts.
-pub(crate) const REFRESH: Duration = Duration::from_secs(30);
+const REFRESH: Duration = Duration::from_secs(30);
 
 /// Stage of the domain's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,23 +48,21 @@ pub(crate) enum Link {
     Up,
 }
 
-/// Work that follows a read of the domain.
+/// Work that follows a read of the domain, or the work in progress.
 #[derive(Clone, Debug)]
-pub(crate) enum AfterRead {
+pub(crate) enum Next {
     /// Answer a request.
     Answer(RequestId, Answer),
     /// Answer requests to destroy the domain.
     Killed(Vec<RequestId>, Result<(), HypervisorError>),
-    /// Complete the start.
-    Started,
-    /// Complete the live sync.
-    Synced,
-    /// Decide on the domain after a migration to another launcher.
-    Settled,
-    /// Decide on a release of the domain that arrives.
-    Arrived(RequestId),
-    /// Decide on a domain that was resumed.
-    Resumed,
+    /// Report the read to a job.
+    Report(JobName),
+    /// Carry out an action.
+    Act(RequestId, Action),
+    /// Bring the domain of a former worker in line with the VMI.
+    Sync(Vec<RequestId>, Arc<Wanted>),
+    /// Read the domain unless it has ended.
+    Read,
 }
 
 /// Reads of the domain.
@@ -77,11 +71,15 @@ pub(crate) struct Reading {
     /// A read is in progress.
     pub(crate) in_progress: bool,
     /// Work that follows it.
-    pub(crate) then: Vec<AfterRead>,
+    pub(crate) then: Vec<Next>,
     /// Another read follows, since the domain may have changed meanwhile.
     pub(crate) again: bool,
     /// Work that follows that read.
-    pub(crate) then_again: Vec<AfterRead>,
+    pub(crate) then_again: Vec<Next>,
+    /// The domain starts: a read would find it half-started, and one follows in any case.
+    pub(crate) held: bool,
+    /// The read in progress began before the start of the domain: it may show the end of an earlier one.
+    pub(crate) outdated: bool,
     /// libvirt has answered the read whose work is being done: the published state is that of now.
     pub(crate) is_fresh: bool,
 }
@@ -104,50 +102,6 @@ pub(crate) struct Looking {
     pub(crate) then: Vec<(RequestId, Action)>,
 }
 
-/// Sync of a running domain.
-#[derive(Clone, Debug)]
-pub(crate) struct LiveSync {
-    /// Requests that wait for it.
-    pub(crate) requests: Vec<RequestId>,
-    /// The VMI.
-    pub(crate) wanted: Arc<Wanted>,
-    /// Progress.
-    pub(crate) step: LiveStep,
-    /// Results of items that are not as wanted.
-    pub(crate) items: Vec<ItemResult>,
-    /// A device was changed: the domain is read before the Sync is complete.
-    pub(crate) changed: bool,
-}
-
-/// Step of the sync of a running domain.
-#[derive(Clone, Debug)]
-pub(crate) enum LiveStep {
-    /// Waits for the connection.
-    Connecting {
-        /// Time limit.
-        until: Instant,
-    },
-    /// Starts DHCP, console and credentials if a former worker did.
-    Serving,
-    /// Reads the claims' sizes and renders the wanted domain.
-    Comparing,
-    /// Carries out the steps; the first is in progress.
-    Changing(VecDeque<Step>),
-    /// Resumes a guest that is stopped by a disk error.
-    Resuming,
-    /// Reads the domain.
-    Reading,
-}
-
-/// Syncs that follow the one in progress; all get the result of the newest VMI.
-#[derive(Clone, Debug)]
-pub(crate) struct NextSync {
-    /// The requests.
-    pub(crate) requests: Vec<RequestId>,
-    /// The newest VMI.
-    pub(crate) wanted: Arc<Wanted>,
-}
-
 /// Identity of the pod's VMI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -159,21 +113,21 @@ pub(crate) struct Identity {
     pub(crate) uid: String,
 }
 
-/// The engine's state.
+/// The base of the engine's state.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct Base {
+    /// Time of the decision in progress.
+    pub(crate) now: Instant,
+    /// Effects of the decision in progress.
+    pub(crate) effects: Vec<Effect>,
+    /// Work that follows in the same decision.
+    pub(crate) due: VecDeque<Next>,
     /// The pod's VMI.
     pub(crate) identity: Identity,
     /// State that virt-handler sees.
     pub(crate) published: LauncherState,
     /// Stage of the domain's life.
     pub(crate) stage: Stage,
-    /// The job slot.
-    pub(crate) job: Option<Job>,
-    /// Sync of the running domain in progress.
-    pub(crate) sync: Option<LiveSync>,
-    /// Syncs that follow it or the start.
-    pub(crate) next_sync: Option<NextSync>,
     /// Actions on the guest in progress.
     pub(crate) actions: BTreeMap<RequestId, Action>,
     /// Destruction of the domain in progress.
@@ -195,6 +149,8 @@ pub(crate) struct State {
     pub(crate) allow_emulation: bool,
     /// A former worker ran in this pod, and this one has started no domain so far.
     pub(crate) adopting: bool,
+    /// The guest is being shut down.
+    pub(crate) stopping: bool,
     /// The pod terminates.
     pub(crate) terminating: bool,
     /// Time limit for virt-handler to record the final state.
@@ -225,16 +181,16 @@ pub(crate) struct State {
     pub(crate) acpi: bool,
 }
 
-impl State {
-    /// Creates the state of a worker that has just started.
+impl Base {
+    /// Creates the base of a worker that has just started.
     pub(crate) fn new(args: &VmiArgs, now: Instant) -> Self {
         Self {
+            now,
+            effects: Vec::new(),
+            due: VecDeque::new(),
             identity: Identity { namespace: args.namespace.clone(), name: args.name.clone(), uid: args.uid.clone() },
             published: LauncherState { lifecycle: Lifecycle::NoDomain.into(), ..LauncherState::default() },
             stage: Stage::Waiting,
-            job: None,
-            sync: None,
-            next_sync: None,
             actions: BTreeMap::new(),
             kill: None,
             looking: None,
@@ -245,6 +201,7 @@ impl State {
             cache_written: false,
             allow_emulation: args.allow_emulation,
             adopting: false,
+            stopping: false,
             terminating: false,
             finish_at: None,
             finished: false,
@@ -267,14 +224,9 @@ impl State {
         domain_name(&self.identity.namespace, &self.identity.name)
     }
 
-    /// Reports a shutdown in progress.
-    pub(crate) const fn is_stopping(&self) -> bool {
-        matches!(self.job, Some(Job::Shutdown(_)))
-    }
-
-    /// Returns the time in nanoseconds since 1970.
-    pub(crate) fn nanoseconds(&self, now: Instant) -> u64 {
-        let time = self.clock.1.saturating_add(now.duration_since(self.clock.0));
+    /// Returns the time of the decision in nanoseconds since 1970.
+    pub(crate) fn nanoseconds(&self) -> u64 {
+        let time = self.clock.1.saturating_add(self.now.duration_since(self.clock.0));
         u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
     }
 
@@ -283,36 +235,127 @@ impl State {
         self.cache_written && self.stage != Stage::Ended
     }
 
-    /// Returns the jobs in progress that virt-handler has started.
-    pub(crate) fn jobs(&self) -> Vec<JobReport> {
-        let started = self.job.iter().filter(|job| !matches!(job, Job::Start(_)));
-        started.map(|job| JobReport { name: job.name().to_string(), progress: job.progress().into() }).collect()
+    /// Fails while the connection is down.
+    pub(crate) fn check_link(&self) -> Result<(), RequestError> {
+        if self.link == Link::Up { Ok(()) } else { Err(disconnected()) }
+    }
+
+    /// Reports that the domain was read, or found missing, through the present connection.
+    pub(crate) fn has_read(&self) -> bool {
+        self.link == Link::Up && self.has_read
+    }
+
+    /// Fails for another VMI than the pod's.
+    pub(crate) fn check_vmi(&self, wanted: &Wanted) -> Result<(), RequestError> {
+        let (identity, vmi) = (&self.identity, &wanted.vmi.metadata);
+        let is_same = vmi.name.as_ref() == Some(&identity.name)
+            && vmi.namespace.as_ref() == Some(&identity.namespace)
+            && vmi.uid.as_ref() == Some(&identity.uid);
+        if is_same { Ok(()) } else { Err(RequestError::OtherVmi(self.domain_name())) }
     }
 
     /// Returns the time of the next wake-up.
-    pub(crate) fn next_wake(&self) -> Option<Instant> {
-        use super::job::StartStep::{Adopting, Connecting};
-
+    pub(crate) fn wake(&self) -> Option<Instant> {
         let connect = match self.link {
             Link::Down { retry_at } if self.may_connect() => Some(retry_at),
             _ => None,
         };
         let reads = self.link == Link::Up && self.stage != Stage::Ended && !self.reading.in_progress;
-        let job = match &self.job {
-            Some(Job::Start(start)) => match start.step {
-                Adopting { until } | Connecting { until, .. } => Some(until),
-                _ => None,
-            },
-            Some(Job::Shutdown(shutdown)) => Some(shutdown.signal_at.min(shutdown.force_at)),
-            Some(Job::MigrationOut(out)) => out.wake(),
-            Some(Job::MigrationIn(incoming)) => incoming.wake(),
-            Some(Job::MemoryDump) | None => None,
-        };
-        let sync = self.sync.as_ref().and_then(|sync| match sync.step {
-            LiveStep::Connecting { until } => Some(until),
-            _ => None,
-        });
         let looking = self.looking.as_ref().map(|looking| looking.until);
-        [connect, reads.then_some(self.refresh_at), job, sync, looking, self.finish_at].into_iter().flatten().min()
+        [connect, reads.then_some(self.refresh_at), looking, self.finish_at].into_iter().flatten().min()
     }
+
+    pub(crate) fn answer(&mut self, id: RequestId, answer: Answer) {
+        self.effects.push(Effect::Answer(id, answer));
+    }
+
+    pub(crate) fn answer_all(&mut self, ids: Vec<RequestId>, answer: &Answer) {
+        self.effects.extend(ids.into_iter().map(|id| Effect::Answer(id, answer.clone())));
+    }
+
+    /// Calls libvirt, for no job.
+    pub(crate) fn call(&mut self, call: DomainCall) {
+        self.effects.push(Effect::Call(None, call));
+    }
+
+    /// Calls libvirt for a job.
+    pub(crate) fn call_for(&mut self, job: JobName, call: DomainCall) {
+        self.effects.push(Effect::Call(Some(job), call));
+    }
+
+    /// Lets the driver work for a job.
+    pub(crate) fn work_for(&mut self, job: JobName, work: Work) {
+        self.effects.push(Effect::Work(job, work));
+    }
+
+    /// Lets actions follow the work in progress.
+    pub(crate) fn act_later(&mut self, actions: Vec<(RequestId, Action)>) {
+        self.due.extend(actions.into_iter().map(|(id, action)| Next::Act(id, action)));
+    }
+
+    /// Reads the domain. A domain that starts is not read.
+    pub(crate) fn read(&mut self) {
+        if self.link != Link::Up {
+            self.reading.is_fresh = false;
+        } else if self.reading.held {
+            self.refresh_at = self.now + REFRESH;
+        } else {
+            self.begin_read(None);
+        }
+    }
+
+    /// Reads the domain, then does the work; without connection the work follows at once.
+    pub(crate) fn read_then(&mut self, next: Next) {
+        if self.link == Link::Up {
+            self.begin_read(Some(next));
+        } else {
+            self.reading.is_fresh = false;
+            self.due.push_back(next);
+        }
+    }
+
+    /// Reads the domain for a job.
+    pub(crate) fn read_for(&mut self, job: JobName) {
+        self.read_then(Next::Report(job));
+    }
+
+    /// Begins the read that follows the one that has just ended, if one is due.
+    pub(crate) fn read_again(&mut self) {
+        if !std::mem::take(&mut self.reading.again) {
+            return;
+        }
+        let mut then = std::mem::take(&mut self.reading.then_again).into_iter();
+        match then.next() {
+            Some(next) => self.read_then(next),
+            None => self.read(),
+        }
+        if self.reading.in_progress {
+            self.reading.then.extend(then);
+        } else {
+            self.due.extend(then);
+        }
+    }
+
+    /// A read in progress may have missed the latest change, so another follows it.
+    fn begin_read(&mut self, next: Option<Next>) {
+        self.refresh_at = self.now + REFRESH;
+        if self.reading.in_progress {
+            self.reading.again = true;
+            self.reading.then_again.extend(next);
+        } else {
+            self.reading.in_progress = true;
+            self.reading.then.extend(next);
+            self.call(DomainCall::Read);
+        }
+    }
+}
+
+/// Returns the error of a wait for libvirt's daemon.
+pub(crate) fn daemon_is_late() -> RequestError {
+    HypervisorError::Disconnected("libvirt's daemon did not start in time".into()).into()
+}
+
+/// Returns the error of a request while the connection is down.
+pub(crate) fn disconnected() -> RequestError {
+    HypervisorError::Disconnected("reconnecting".into()).into()
 }

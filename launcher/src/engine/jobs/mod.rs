@@ -1,0 +1,151 @@
+//! The jobs: long works on the domain, of which at most one holds the job slot. One folder a job; no job knows another.
+//!
+//! A job is a value whose steps carry their data. [`Steps::take`] maps it, the base and an input to the next step, or ends it.
+
+pub(crate) mod dump;
+pub(crate) mod migration_in;
+pub(crate) mod migration_out;
+pub(crate) mod shutdown;
+pub(crate) mod start;
+pub(crate) mod sync;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::model::{Action, Base, JobInput, JobName, RequestError, RequestId};
+
+/// Time limit of a wait for libvirt's daemon.
+const DAEMON_DEADLINE: Duration = Duration::from_secs(60);
+/// Pause between attempts of a migration, and interval of reads of its progress.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Limit of requests that wait for a job.
+pub(crate) const WAITING: usize = 16;
+/// Failure of an aborted migration.
+const ABORTED: &str = "Live migration has been aborted";
+
+/// A job: its steps and its place among the other works.
+pub(crate) trait Steps: Sized {
+    /// Name, for refusals and results.
+    const NAME: JobName;
+    /// Decides on an input. `None` ends the job. A late result, for which the step does not wait, changes nothing.
+    fn take(self, base: &mut Base, input: JobInput) -> Option<Self>;
+    /// Returns the step in words.
+    fn progress(&self) -> &'static str;
+    /// Returns the time of the next [`JobInput::Timer`].
+    fn wake(&self) -> Option<Instant> {
+        None
+    }
+    /// Decides that an action on the guest is refused meanwhile.
+    fn conflicts(&self, _: Action) -> bool {
+        true
+    }
+    /// Fails if the domain cannot be brought in line with a VMI meanwhile.
+    fn check_sync(&self) -> Result<(), RequestError> {
+        Ok(())
+    }
+    /// Decides on the end of the domain.
+    fn end(self, base: &mut Base) -> Option<Self>;
+    /// Decides on a request to end the domain. The request is returned if it is to be decided as without this job.
+    fn end_domain(self, _: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
+        (Some(self), Some(request))
+    }
+    /// Reports that the end of the domain is not that of the VMI: the guest may run elsewhere.
+    fn keeps_end(&self) -> bool {
+        false
+    }
+    /// Reports that the domain is not read, because it would be found half-started: a read follows in any case.
+    fn holds_reads(&self) -> bool {
+        false
+    }
+    /// Returns the error of a request that conflicts with the job.
+    fn conflict(&self) -> RequestError {
+        RequestError::Conflict { job: Self::NAME, progress: self.progress() }
+    }
+}
+
+/// A request to end the domain.
+pub(crate) type EndRequest = (RequestId, Action);
+
+/// Declares the jobs: their enum, and the dispatch of [`Steps`].
+macro_rules! jobs {
+    ($($(#[doc = $text:literal])* $name:ident($job:ty),)*) => {
+        /// A job in progress.
+        #[derive(Clone, Debug)]
+        pub(crate) enum Job {
+            $($(#[doc = $text])* $name(Box<$job>),)*
+        }
+
+        $(impl From<$job> for Job {
+            fn from(job: $job) -> Self {
+                Self::$name(Box::new(job))
+            }
+        })*
+
+        impl Job {
+            pub(crate) fn name(&self) -> JobName {
+                match self { $(Self::$name(_) => <$job>::NAME,)* }
+            }
+
+            pub(crate) fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
+                match self { $(Self::$name(job) => job.take(base, input).map(Self::from),)* }
+            }
+
+            pub(crate) fn progress(&self) -> &'static str {
+                match self { $(Self::$name(job) => job.progress(),)* }
+            }
+
+            pub(crate) fn wake(&self) -> Option<Instant> {
+                match self { $(Self::$name(job) => job.wake(),)* }
+            }
+
+            pub(crate) fn conflicts(&self, action: Action) -> bool {
+                match self { $(Self::$name(job) => job.conflicts(action),)* }
+            }
+
+            pub(crate) fn check_sync(&self) -> Result<(), RequestError> {
+                match self { $(Self::$name(job) => job.check_sync(),)* }
+            }
+
+            pub(crate) fn end(self, base: &mut Base) -> Option<Self> {
+                match self { $(Self::$name(job) => job.end(base).map(Self::from),)* }
+            }
+
+            pub(crate) fn end_domain(self, base: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
+                match self {
+                    $(Self::$name(job) => {
+                        let (job, request) = job.end_domain(base, request);
+                        (job.map(Self::from), request)
+                    })*
+                }
+            }
+
+            pub(crate) fn keeps_end(&self) -> bool {
+                match self { $(Self::$name(job) => job.keeps_end(),)* }
+            }
+
+            pub(crate) fn holds_reads(&self) -> bool {
+                match self { $(Self::$name(job) => job.holds_reads(),)* }
+            }
+
+            pub(crate) fn conflict(&self) -> RequestError {
+                match self { $(Self::$name(job) => job.conflict(),)* }
+            }
+        }
+    };
+}
+
+jobs! {
+    /// The domain starts.
+    Start(start::Start),
+    /// The running domain is brought in line with a VMI, beside the job slot.
+    Sync(sync::Sync),
+    /// The guest is asked to shut down, and the domain is destroyed after the grace period.
+    Shutdown(shutdown::Shutdown),
+    /// The guest's memory is written to a volume.
+    MemoryDump(dump::MemoryDump),
+    /// The domain moves to another launcher.
+    MigrationOut(migration_out::MigrationOut),
+    /// The domain moves to this launcher.
+    MigrationIn(migration_in::MigrationIn),
+}

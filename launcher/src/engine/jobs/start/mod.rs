@@ -1,0 +1,271 @@
+//! The start job.
+//!
+//! ```text
+//!   first worker:    Preparing -> Connecting -> Serving -> Defining [-> Tagging] -> Creating -> Reading -> done
+//!   later worker:    Adopting -> (a domain runs)  Sync of the running domain
+//!                             -> (none runs)      Preparing -> ...
+//! ```
+//! A worker that may find a former worker's domain looks for it before it prepares or defines anything.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING};
+use crate::{
+    domain::Domain,
+    engine::model::{
+        Base, DomainCall, JobInput, JobName, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late,
+    },
+};
+
+/// Start of the domain.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    /// Requests that wait for the start.
+    requests: Vec<RequestId>,
+    /// The VMI.
+    wanted: Arc<Wanted>,
+    step: Step,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A former worker may have started the domain: waits for the connection to find it.
+    Adopting {
+        /// Time limit.
+        until: Instant,
+    },
+    /// Prepares the disks and renders the XML while libvirt's daemon starts.
+    Preparing,
+    /// Waits for the connection.
+    Connecting {
+        /// The rendered domain.
+        domain: Box<Domain>,
+        /// Time limit.
+        until: Instant,
+    },
+    /// Starts DHCP, console and credentials.
+    Serving {
+        /// The rendered domain.
+        domain: Box<Domain>,
+    },
+    /// Defines the domain.
+    Defining {
+        /// Start without running the guest.
+        paused: bool,
+    },
+    /// Writes the tags of interfaces.
+    Tagging {
+        /// Start without running the guest.
+        paused: bool,
+    },
+    /// QEMU starts. Requests to end the domain follow.
+    Creating { then: Vec<EndRequest> },
+    /// Reads the running domain. Requests to end it follow.
+    Reading { then: Vec<EndRequest> },
+}
+
+impl Start {
+    /// Begins a start.
+    pub(crate) fn begin(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
+        let start = Self { requests, wanted, step: Step::Preparing };
+        if base.adopting && !base.has_read() {
+            return Self { step: Step::Adopting { until: base.now + DAEMON_DEADLINE }, ..start };
+        }
+        start.prepare(base)
+    }
+
+    fn prepare(self, base: &mut Base) -> Self {
+        let (wanted, allow_emulation) = (self.wanted.clone(), base.allow_emulation);
+        base.work_for(Self::NAME, Work::Prepare { wanted, allow_emulation });
+        Self { step: Step::Preparing, ..self }
+    }
+
+    /// Decides on the first read through the connection.
+    fn on_connected(self, base: &mut Base) -> Option<Self> {
+        match (self.step, base.stage) {
+            // The domain was found running.
+            (Step::Adopting { .. } | Step::Connecting { .. }, Stage::Live) => {
+                base.due.push_back(Next::Sync(self.requests, self.wanted));
+                None
+            }
+            (step @ Step::Adopting { .. }, _) => {
+                let start = Self { step, ..self };
+                match start.wanted.check_supported() {
+                    Ok(()) => Some(start.prepare(base)),
+                    Err(error) => start.fail(base, error),
+                }
+            }
+            (Step::Connecting { domain, .. }, _) => {
+                base.work_for(Self::NAME, Work::Serve(self.wanted.clone()));
+                Some(Self { step: Step::Serving { domain }, ..self })
+            }
+            (step, _) => Some(Self { step, ..self }),
+        }
+    }
+
+    fn on_prepared(self, base: &mut Base, result: Result<Box<Domain>, RequestError>) -> Option<Self> {
+        match result {
+            Ok(domain) => {
+                let start = Self { step: Step::Connecting { domain, until: base.now + DAEMON_DEADLINE }, ..self };
+                if base.has_read() { start.on_connected(base) } else { Some(start) }
+            }
+            Err(error) => self.fail(base, error),
+        }
+    }
+
+    /// Defines the domain, whose services run.
+    fn define(self, base: &mut Base, domain: Box<Domain>) -> Self {
+        let step = Step::Defining { paused: domain.start_paused };
+        base.disk_sizes.clone_from(&domain.disks);
+        base.acpi = domain.acpi;
+        base.adopting = false;
+        base.call_for(Self::NAME, DomainCall::Define(domain));
+        Self { step, ..self }
+    }
+
+    fn on_defined(self, base: &mut Base, paused: bool) -> Self {
+        if !self.wanted.has_tagged_interfaces() {
+            return self.create(base, paused);
+        }
+        let (wanted, allow_emulation) = (self.wanted.clone(), base.allow_emulation);
+        base.work_for(Self::NAME, Work::WriteTags { wanted, allow_emulation });
+        Self { step: Step::Tagging { paused }, ..self }
+    }
+
+    fn on_tags_written(self, base: &mut Base, paused: bool, image: Option<(String, u64)>) -> Self {
+        if let Some((volume, size)) = image {
+            let made = base.disk_sizes.iter_mut().filter(|disk| disk.volume == volume);
+            made.for_each(|disk| disk.size = size);
+        }
+        self.create(base, paused)
+    }
+
+    fn create(self, base: &mut Base, paused: bool) -> Self {
+        base.call_for(Self::NAME, DomainCall::Create { paused });
+        Self { step: Step::Creating { then: Vec::new() }, ..self }
+    }
+
+    /// Decides on a QEMU that has started.
+    fn on_created(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
+        base.stage = Stage::Live;
+        base.published.items.clear();
+        base.reading.outdated = base.reading.in_progress;
+        base.read_for(Self::NAME);
+        Self { step: Step::Reading { then }, ..self }
+    }
+
+    /// Completes the start after the first read of the domain.
+    fn complete(self, base: &mut Base, then: Vec<EndRequest>) -> Option<Self> {
+        tracing::info!("the domain is running");
+        base.answer_all(self.requests, &Ok(true));
+        base.act_later(then);
+        None
+    }
+
+    /// Fails the start. After a failure the definition stays: the next attempt replaces it.
+    fn fail(self, base: &mut Base, error: RequestError) -> Option<Self> {
+        let held_reads = self.holds_reads();
+        base.fail_sync(self.requests, error);
+        if let Step::Creating { then } = self.step {
+            base.act_later(then);
+        }
+        // Events during these steps were not followed by a read, and QEMU may have started although the call failed.
+        if held_reads {
+            base.due.push_back(Next::Read);
+        }
+        None
+    }
+}
+
+impl Steps for Start {
+    const NAME: JobName = JobName::Start;
+
+    fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
+        let Self { requests, wanted, step } = self;
+        let at = |step| Self { requests, wanted, step };
+        match (step, input) {
+            (step, JobInput::Connected) => at(step).on_connected(base),
+            (step, JobInput::Timer) => match at(step) {
+                start if start.wake().is_some_and(|until| until <= base.now) => start.fail(base, daemon_is_late()),
+                start => Some(start),
+            },
+            (Step::Preparing, JobInput::Prepared(result)) => at(Step::Preparing).on_prepared(base, result),
+            (Step::Serving { domain }, JobInput::Served(Ok(()))) => Some(at(Step::Preparing).define(base, domain)),
+            (step @ Step::Serving { .. }, JobInput::Served(Err(error))) => at(step).fail(base, error),
+            (Step::Defining { paused }, JobInput::Defined(Ok(()))) => {
+                Some(at(Step::Preparing).on_defined(base, paused))
+            }
+            (step @ Step::Defining { .. }, JobInput::Defined(Err(error))) => at(step).fail(base, error.into()),
+            (Step::Tagging { paused }, JobInput::TagsWritten(Ok(image))) => {
+                Some(at(Step::Preparing).on_tags_written(base, paused, image))
+            }
+            (step @ Step::Tagging { .. }, JobInput::TagsWritten(Err(error))) => at(step).fail(base, error),
+            (Step::Creating { then }, JobInput::Created(Ok(()))) => Some(at(Step::Preparing).on_created(base, then)),
+            (step @ Step::Creating { .. }, JobInput::Created(Err(error))) => at(step).fail(base, error.into()),
+            (Step::Reading { then }, JobInput::Read) => at(Step::Preparing).complete(base, then),
+            (step, _) => Some(at(step)),
+        }
+    }
+
+    fn progress(&self) -> &'static str {
+        match self.step {
+            Step::Adopting { .. } => "looking for a running domain",
+            Step::Preparing => "preparing the disks",
+            Step::Connecting { .. } => "connecting to libvirt",
+            Step::Serving { .. } => "serving the network and the console",
+            Step::Defining { .. } => "defining the domain",
+            Step::Tagging { .. } => "writing the tags of interfaces",
+            Step::Creating { .. } => "starting QEMU",
+            Step::Reading { .. } => "reading the running domain",
+        }
+    }
+
+    fn wake(&self) -> Option<Instant> {
+        match self.step {
+            Step::Adopting { until } | Step::Connecting { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+
+    fn check_sync(&self) -> Result<(), RequestError> {
+        match &self.step {
+            Step::Creating { then } | Step::Reading { then } if !then.is_empty() => Err(RequestError::Ending),
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers the requests, unless QEMU has started: the read in progress completes the start.
+    fn end(self, base: &mut Base) -> Option<Self> {
+        if matches!(self.step, Step::Reading { .. }) {
+            return Some(self);
+        }
+        base.answer_all(self.requests, &Err(RequestError::Ending));
+        None
+    }
+
+    /// A start during which QEMU may be starting is completed first. One during which the domain of an earlier start was found
+    /// running is aborted.
+    fn end_domain(mut self, base: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
+        match &mut self.step {
+            Step::Creating { then } | Step::Reading { then } => {
+                if then.len() < WAITING {
+                    then.push(request);
+                } else {
+                    base.answer(request.0, Err(RequestError::Busy));
+                }
+                (Some(self), None)
+            }
+            _ if base.stage == Stage::Live => {
+                base.answer_all(self.requests, &Err(RequestError::Ending));
+                (None, Some(request))
+            }
+            _ => (Some(self), Some(request)),
+        }
+    }
+
+    fn holds_reads(&self) -> bool {
+        matches!(self.step, Step::Defining { .. } | Step::Tagging { .. } | Step::Creating { .. })
+    }
+}
