@@ -7,10 +7,7 @@ use protocol::Lifecycle;
 use super::State;
 use crate::{
     domain::parse::parse,
-    engine::{
-        jobs::Job,
-        model::{DomainCall, Effect, JobInput, JobName, Link, Stage, is_over},
-    },
+    engine::model::{DomainCall, Effect, JobInput, JobName, Link, Stage, is_over},
     hypervisor::{DomainFacts, HypervisorError},
 };
 
@@ -114,7 +111,7 @@ impl State {
 
     /// Gives the end of the domain to the job in the slot. Returns true if it is not the end of the VMI.
     fn is_kept(&mut self, reason: &'static str) -> bool {
-        let is_kept = self.job.as_ref().is_some_and(Job::keeps_end);
+        let is_kept = self.job.as_ref().is_some_and(|job| job.keeps_end());
         self.to_slot(JobInput::Gone(reason));
         is_kept
     }
@@ -162,7 +159,7 @@ impl State {
         if reads && self.base.refresh_at <= now && !self.base.reading.in_progress {
             self.base.read();
         }
-        for name in Vec::from_iter(self.jobs().map(Job::name)) {
+        for name in Vec::from_iter(self.jobs().map(|job| job.name())) {
             self.to_job(name, JobInput::Timer);
         }
         if self.base.looking.as_ref().is_some_and(|looking| looking.until <= now) {

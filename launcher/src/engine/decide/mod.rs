@@ -51,7 +51,7 @@ impl State {
 
     /// Returns the time of the next wake-up.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        self.jobs().filter_map(Job::wake).chain(self.base.wake()).min()
+        self.jobs().filter_map(|job| job.wake()).chain(self.base.wake()).min()
     }
 
     fn take(&mut self, input: Input) {
@@ -147,7 +147,7 @@ impl State {
 
     /// Gives an input to the job in the slot.
     fn to_slot(&mut self, input: JobInput) {
-        if let Some(name) = self.job.as_ref().map(Job::name) {
+        if let Some(name) = self.job.as_ref().map(|job| job.name()) {
             self.to_job(name, input);
         }
     }
@@ -159,7 +159,7 @@ impl State {
                 self.end_jobs();
             }
             self.base.stopping = matches!(self.job, Some(Job::Shutdown(_)));
-            self.base.reading.held = self.job.as_ref().is_some_and(Job::holds_reads);
+            self.base.reading.held = self.job.as_ref().is_some_and(|job| job.holds_reads());
             if let Some(next) = self.base.due.pop_front() {
                 self.follow(next);
             } else if let Some(next) = self.take_next_sync() {

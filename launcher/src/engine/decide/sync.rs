@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::State;
 use crate::engine::{
-    jobs::{Job, WAITING, start::Start, sync::Sync},
+    jobs::{WAITING, start::Start, sync::Sync},
     model::{JobName, RequestError, RequestId, Stage, Wanted},
 };
 
@@ -42,7 +42,7 @@ impl State {
             return Err(RequestError::Ended);
         }
         self.base.check_vmi(wanted)?;
-        self.job.as_ref().map_or(Ok(()), Job::check_sync)
+        self.job.as_ref().map_or(Ok(()), |job| job.check_sync())
     }
 
     /// Begins to bring the running domain in line with the VMI.

@@ -102,21 +102,21 @@ impl Driver {
                 let result = self.save_migration(&record, mode).map_err(RequestError::retryable);
                 self.results.push_back(Input::Job(job, JobInput::MigrationOpened(result)));
             }
-            Work::Prepare { wanted, allow_emulation } => {
-                let domain = self.preparation(wanted, allow_emulation).domain();
+            Work::Prepare(wanted) => {
+                let domain = self.preparation(wanted).domain();
                 self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
             }
-            Work::PrepareTarget { wanted, allow_emulation } => {
-                let domain = self.preparation(wanted, allow_emulation).target();
+            Work::PrepareTarget(wanted) => {
+                let domain = self.preparation(wanted).target();
                 self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
             }
-            Work::Compare { wanted, active, allow_emulation } => {
-                let compare = self.preparation(wanted, allow_emulation).compare(active);
+            Work::Compare(wanted) => {
+                let compare = self.preparation(wanted).compare(self.state.base.active.clone());
                 self.spawn_work(job, compare);
             }
-            Work::WriteTags { wanted, allow_emulation } => {
+            Work::WriteTags(wanted) => {
                 let definition = self.call(Domain::definition);
-                let preparation = self.preparation(wanted, allow_emulation);
+                let preparation = self.preparation(wanted);
                 self.spawn_work(job, async move {
                     JobInput::TagsWritten(match definition.await {
                         Ok(definition) => preparation.write_tags(definition).await,
@@ -154,13 +154,7 @@ impl Driver {
     fn call_domain(&mut self, job: Option<JobName>, call: DomainCall) {
         match call {
             DomainCall::WarmUp => {
-                let call = self.call(Domain::warm_up);
-                self.spawn(async move {
-                    if let Err(error) = call.await {
-                        tracing::debug!(%error, "cannot warm up libvirt");
-                    }
-                    Finished::Nothing
-                });
+                self.spawn_silent(Domain::warm_up, |error| tracing::debug!(%error, "cannot warm up libvirt"));
             }
             DomainCall::Read => {
                 let signals = self.domain.as_ref().map(|domain| domain.signals());
@@ -182,62 +176,45 @@ impl Driver {
                 });
             }
             DomainCall::SetMaxDowntime(milliseconds) => {
-                let call = self.call(|domain| domain.set_max_downtime(milliseconds));
-                self.spawn(async move {
-                    if let Err(error) = call.await {
-                        tracing::warn!(%error, "cannot set the longest downtime of the migration");
-                    }
-                    Finished::Nothing
+                let set = |domain: &dyn Domain| domain.set_max_downtime(milliseconds);
+                self.spawn_silent(set, |error| {
+                    tracing::warn!(%error, "cannot set the longest downtime of the migration");
                 });
             }
             DomainCall::Define(domain) => {
                 tracing::debug!(xml = domain.xml, "defining the domain");
                 let connection = self.domain.clone();
-                self.spawn_result(job, async move { define(connection, &domain).await }, JobInput::Defined);
+                self.spawn_for(job, |_| Box::pin(define(connection, domain)), JobInput::Defined);
             }
-            DomainCall::Create { paused } => {
-                let call = self.call(|domain| domain.create(paused));
-                self.spawn_result(job, call, JobInput::Created);
-            }
+            DomainCall::Create { paused } => self.spawn_for(job, |domain| domain.create(paused), JobInput::Created),
             DomainCall::GrowDisk { target, size } => {
-                let call = self.call(|domain| domain.grow_disk(target, size));
-                self.spawn_result(job, call, JobInput::DiskGrown);
+                self.spawn_for(job, |domain| domain.grow_disk(target, size), JobInput::DiskGrown);
             }
             DomainCall::PlugVcpus(vcpus) => {
-                let call = self.call(|domain| domain.plug_vcpus(vcpus));
-                self.spawn_result(job, call, JobInput::VcpusPlugged);
+                self.spawn_for(job, |domain| domain.plug_vcpus(vcpus), JobInput::VcpusPlugged);
             }
             DomainCall::ChangeDevice(change, xml) => {
                 tracing::debug!(?change, xml, "changing a device");
-                let call = self.call(|domain| domain.change_device(change, xml));
-                self.spawn_result(job, call, JobInput::DeviceChanged);
+                self.spawn_for(job, |domain| domain.change_device(change, xml), JobInput::DeviceChanged);
             }
             DomainCall::DumpMemory(path) => {
-                let call = self.call(|domain| domain.dump_memory(path));
-                self.spawn_result(job, call, JobInput::MemoryDumped);
+                self.spawn_for(job, |domain| domain.dump_memory(path), JobInput::MemoryDumped);
             }
             DomainCall::Migrate { request, copied, way } => {
                 let parameters = MigrateCall { way, ..self.migrate_call(&request, copied) };
-                let call = self.call(|domain| domain.migrate(parameters));
-                self.spawn_result(job, call, JobInput::Migrated);
+                self.spawn_for(job, |domain| domain.migrate(parameters), JobInput::Migrated);
             }
-            DomainCall::StartPostCopy => {
-                self.spawn_result(job, self.call(Domain::start_post_copy), JobInput::PostCopyStarted);
-            }
-            DomainCall::ReadProgress => {
-                self.spawn_result(job, self.call(Domain::migration_progress), JobInput::ProgressRead);
-            }
-            DomainCall::AbortMigration => {
-                self.spawn_result(job, self.call(Domain::abort_migration), JobInput::MigrationAborted);
-            }
-            DomainCall::Pause => self.spawn_result(job, self.call(Domain::suspend), JobInput::Paused),
-            DomainCall::Resume => self.spawn_result(job, self.call(Domain::resume), JobInput::Resumed),
-            DomainCall::Shutdown => self.spawn_result(job, self.call(Domain::shutdown), JobInput::ShutdownRequested),
+            DomainCall::StartPostCopy => self.spawn_for(job, Domain::start_post_copy, JobInput::PostCopyStarted),
+            DomainCall::ReadProgress => self.spawn_for(job, Domain::migration_progress, JobInput::ProgressRead),
+            DomainCall::AbortMigration => self.spawn_for(job, Domain::abort_migration, JobInput::MigrationAborted),
+            DomainCall::Pause => self.spawn_for(job, Domain::suspend, JobInput::Paused),
+            DomainCall::Resume => self.spawn_for(job, Domain::resume, JobInput::Resumed),
+            DomainCall::Shutdown => self.spawn_for(job, Domain::shutdown, JobInput::ShutdownRequested),
         }
     }
 
-    fn preparation(&self, wanted: Arc<Wanted>, allow_emulation: bool) -> Preparation {
-        Preparation::new(self.pod.clone(), wanted, allow_emulation)
+    fn preparation(&self, wanted: Arc<Wanted>) -> Preparation {
+        Preparation::new(self.pod.clone(), wanted, self.state.base.allow_emulation)
     }
 
     /// Returns a call to the domain; it fails without a connection.
@@ -258,15 +235,25 @@ impl Driver {
     }
 
     /// Starts a call whose result is an input of the job.
-    fn spawn_result<T: Send + 'static>(
+    fn spawn_for<T: Send + 'static>(
         &mut self,
         job: Option<JobName>,
-        call: impl Future<Output = Result<T, HypervisorError>> + Send + 'static,
+        call: impl FnOnce(&dyn Domain) -> Call<T>,
         input: fn(Result<T, HypervisorError>) -> JobInput,
     ) {
+        let call = self.call(call);
         self.spawn(async move {
             let input = input(call.await);
             job.map_or(Finished::Nothing, |job| Finished::Input(Input::Job(job, input)))
+        });
+    }
+
+    /// Starts a call whose failure is logged only.
+    fn spawn_silent(&mut self, call: impl FnOnce(&dyn Domain) -> Call<()>, log: fn(HypervisorError)) {
+        let call = self.call(call);
+        self.spawn(async move {
+            call.await.unwrap_or_else(log);
+            Finished::Nothing
         });
     }
 
@@ -280,7 +267,10 @@ impl Driver {
 }
 
 /// Defines the domain; with free ports in a second definition that has the addresses of the first.
-async fn define(connection: Option<Arc<dyn Domain>>, domain: &crate::domain::Domain) -> Result<(), HypervisorError> {
+async fn define(
+    connection: Option<Arc<dyn Domain>>,
+    domain: Box<crate::domain::Domain>,
+) -> Result<(), HypervisorError> {
     let connection = connection.ok_or_else(|| HypervisorError::Disconnected("reconnecting".into()))?;
     connection.define(domain.xml.clone()).await?;
     if !domain.ports.any() {

@@ -28,7 +28,7 @@ impl Timings {
     pub(super) fn effect(&self, effect: &Effect, now: SystemTime) {
         match effect {
             Effect::StartDaemon { .. } => self.begin(StartStep::Daemon, now),
-            Effect::Work(_, Work::Prepare { .. }) => self.begin(StartStep::Prepare, now),
+            Effect::Work(_, Work::Prepare(_)) => self.begin(StartStep::Prepare, now),
             Effect::Call(_, DomainCall::Define(_)) => self.begin(StartStep::Define, now),
             Effect::Call(_, DomainCall::Create { paused }) => {
                 self.begin(StartStep::Create, now);

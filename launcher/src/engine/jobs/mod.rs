@@ -9,7 +9,7 @@ pub(crate) mod shutdown;
 pub(crate) mod start;
 pub(crate) mod sync;
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use tokio::time::Instant;
 
@@ -25,11 +25,24 @@ pub(crate) const WAITING: usize = 16;
 const ABORTED: &str = "Live migration has been aborted";
 
 /// A job: its steps and its place among the other works.
-pub(crate) trait Steps: Sized {
-    /// Name, for refusals and results.
-    const NAME: JobName;
+pub(crate) trait Steps {
     /// Decides on an input. `None` ends the job. A late result, for which the step does not wait, changes nothing.
-    fn take(self, base: &mut Base, input: JobInput) -> Option<Self>;
+    fn take(self, base: &mut Base, input: JobInput) -> Option<Self>
+    where
+        Self: Sized;
+    /// Decides on the end of the domain.
+    fn end(self, base: &mut Base) -> Option<Self>
+    where
+        Self: Sized;
+    /// Decides on a request to end the domain. The request is returned if it is to be decided as without this job.
+    fn end_domain(self, _: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>)
+    where
+        Self: Sized,
+    {
+        (Some(self), Some(request))
+    }
+    /// Returns the name, for refusals and results.
+    fn name(&self) -> JobName;
     /// Returns the step in words.
     fn progress(&self) -> &'static str;
     /// Returns the time of the next [`JobInput::Timer`].
@@ -44,12 +57,6 @@ pub(crate) trait Steps: Sized {
     fn check_sync(&self) -> Result<(), RequestError> {
         Ok(())
     }
-    /// Decides on the end of the domain.
-    fn end(self, base: &mut Base) -> Option<Self>;
-    /// Decides on a request to end the domain. The request is returned if it is to be decided as without this job.
-    fn end_domain(self, _: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
-        (Some(self), Some(request))
-    }
     /// Reports that the end of the domain is not that of the VMI: the guest may run elsewhere.
     fn keeps_end(&self) -> bool {
         false
@@ -60,7 +67,7 @@ pub(crate) trait Steps: Sized {
     }
     /// Returns the error of a request that conflicts with the job.
     fn conflict(&self) -> RequestError {
-        RequestError::Conflict { job: Self::NAME, progress: self.progress() }
+        RequestError::Conflict { job: self.name(), progress: self.progress() }
     }
 }
 
@@ -83,28 +90,8 @@ macro_rules! jobs {
         })*
 
         impl Job {
-            pub(crate) fn name(&self) -> JobName {
-                match self { $(Self::$name(_) => <$job>::NAME,)* }
-            }
-
             pub(crate) fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
                 match self { $(Self::$name(job) => job.take(base, input).map(Self::from),)* }
-            }
-
-            pub(crate) fn progress(&self) -> &'static str {
-                match self { $(Self::$name(job) => job.progress(),)* }
-            }
-
-            pub(crate) fn wake(&self) -> Option<Instant> {
-                match self { $(Self::$name(job) => job.wake(),)* }
-            }
-
-            pub(crate) fn conflicts(&self, action: Action) -> bool {
-                match self { $(Self::$name(job) => job.conflicts(action),)* }
-            }
-
-            pub(crate) fn check_sync(&self) -> Result<(), RequestError> {
-                match self { $(Self::$name(job) => job.check_sync(),)* }
             }
 
             pub(crate) fn end(self, base: &mut Base) -> Option<Self> {
@@ -119,17 +106,13 @@ macro_rules! jobs {
                     })*
                 }
             }
+        }
 
-            pub(crate) fn keeps_end(&self) -> bool {
-                match self { $(Self::$name(job) => job.keeps_end(),)* }
-            }
+        impl Deref for Job {
+            type Target = dyn Steps;
 
-            pub(crate) fn holds_reads(&self) -> bool {
-                match self { $(Self::$name(job) => job.holds_reads(),)* }
-            }
-
-            pub(crate) fn conflict(&self) -> RequestError {
-                match self { $(Self::$name(job) => job.conflict(),)* }
+            fn deref(&self) -> &Self::Target {
+                match self { $(Self::$name(job) => &**job,)* }
             }
         }
     };

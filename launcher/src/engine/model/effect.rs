@@ -62,7 +62,7 @@ pub(crate) enum Input {
     Job(JobName, JobInput),
 }
 
-/// An input of a job.
+/// An input of a job: an event, or the result of its [`Work`] or [`DomainCall`].
 #[derive(Debug)]
 pub(crate) enum JobInput {
     /// A time that the job names may have come.
@@ -79,13 +79,10 @@ pub(crate) enum JobInput {
     Abort(RequestId),
     /// Result of [`Work::Prepare`] or [`Work::PrepareTarget`].
     Prepared(Result<Box<Domain>, RequestError>),
-    /// Result of [`Work::Serve`].
     Served(Result<(), RequestError>),
-    /// Result of [`DomainCall::Define`].
     Defined(Result<(), HypervisorError>),
     /// Result of [`Work::WriteTags`]: volume and size of the image.
     TagsWritten(Result<Option<(String, u64)>, RequestError>),
-    /// Result of [`DomainCall::Create`].
     Created(Result<(), HypervisorError>),
     /// Result of [`Work::Compare`].
     Compared {
@@ -98,29 +95,18 @@ pub(crate) enum JobInput {
     },
     /// Result of [`DomainCall::GrowDisk`]: false if the disk already has the size.
     DiskGrown(Result<bool, HypervisorError>),
-    /// Result of [`DomainCall::PlugVcpus`].
     VcpusPlugged(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::ChangeDevice`].
     DeviceChanged(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::DumpMemory`].
     MemoryDumped(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::Shutdown`].
     ShutdownRequested(Result<(), HypervisorError>),
-    /// Result of [`Work::OpenMigration`].
     MigrationOpened(Result<(), RequestError>),
-    /// Result of [`DomainCall::Migrate`].
     Migrated(Result<(), HypervisorError>),
-    /// Result of [`Work::AwaitDeparture`].
     Departed(Result<(), String>),
     /// Result of [`DomainCall::ReadProgress`]: `None` if no migration is in progress.
     ProgressRead(Result<Option<Progress>, HypervisorError>),
-    /// Result of [`DomainCall::AbortMigration`].
     MigrationAborted(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::Pause`].
     Paused(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::StartPostCopy`].
     PostCopyStarted(Result<(), HypervisorError>),
-    /// Result of [`DomainCall::Resume`].
     Resumed(Result<(), HypervisorError>),
     /// Result of [`Work::Release`]: false if the target has no domain.
     Released(Result<bool, String>),
@@ -176,41 +162,19 @@ pub(crate) enum Effect {
     Work(JobName, Work),
 }
 
-/// Work for a job beside libvirt.
+/// Work for a job beside libvirt, for a VMI or a migration.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// Prepare the disks and render the domain's XML.
-    Prepare {
-        /// The VMI.
-        wanted: Arc<Wanted>,
-        /// Software emulation is allowed.
-        allow_emulation: bool,
-    },
+    Prepare(Arc<Wanted>),
     /// Prepare the disks of a domain that arrives from another launcher, and render its XML.
-    PrepareTarget {
-        /// The VMI.
-        wanted: Arc<Wanted>,
-        /// Software emulation is allowed.
-        allow_emulation: bool,
-    },
+    PrepareTarget(Arc<Wanted>),
     /// Start DHCP, console and credentials unless they run.
     Serve(Arc<Wanted>),
     /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
-    WriteTags {
-        /// The VMI.
-        wanted: Arc<Wanted>,
-        /// Software emulation is allowed.
-        allow_emulation: bool,
-    },
+    WriteTags(Arc<Wanted>),
     /// Read the claims' sizes and render the wanted domain with the disks of the active one.
-    Compare {
-        /// The VMI.
-        wanted: Arc<Wanted>,
-        /// The active domain.
-        active: Arc<DomainConfig>,
-        /// Software emulation is allowed.
-        allow_emulation: bool,
-    },
+    Compare(Arc<Wanted>),
     /// Write the record of a migration and open its channels.
     OpenMigration(Box<MigrationRecord>, ChannelMode),
     /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.

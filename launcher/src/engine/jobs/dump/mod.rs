@@ -19,6 +19,8 @@ pub(crate) enum MemoryDump {
 }
 
 impl MemoryDump {
+    const NAME: JobName = JobName::MemoryDump;
+
     /// Begins to write the guest's memory to a file in a volume.
     pub(crate) fn begin(base: &mut Base, volume: String, file: String) -> Result<Self, RequestError> {
         let is_alive = matches!(base.published.lifecycle(), Lifecycle::Running | Lifecycle::Paused);
@@ -39,8 +41,6 @@ impl MemoryDump {
 }
 
 impl Steps for MemoryDump {
-    const NAME: JobName = JobName::MemoryDump;
-
     fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
         let JobInput::MemoryDumped(result) = input else { return Some(self) };
         match result {
@@ -55,6 +55,10 @@ impl Steps for MemoryDump {
         // The guest was stopped meanwhile.
         base.read();
         None
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

@@ -62,6 +62,8 @@ enum Step {
 }
 
 impl MigrationIn {
+    const NAME: JobName = JobName::MigrationIn;
+
     /// Begins to prepare for the domain of another launcher.
     pub(crate) fn begin(
         base: &mut Base,
@@ -80,8 +82,7 @@ impl MigrationIn {
         }
         tracing::info!(migration, "preparing for the domain of another launcher");
         base.published.migration = None;
-        let prepare = Work::PrepareTarget { wanted: wanted.clone(), allow_emulation: base.allow_emulation };
-        base.work_for(Self::NAME, prepare);
+        base.work_for(Self::NAME, Work::PrepareTarget(wanted.clone()));
         Ok(Self { migration, wanted: Some(wanted), requests: vec![id], step: Step::Preparing })
     }
 
@@ -215,8 +216,6 @@ impl Step {
 }
 
 impl Steps for MigrationIn {
-    const NAME: JobName = JobName::MigrationIn;
-
     fn take(mut self, base: &mut Base, input: JobInput) -> Option<Self> {
         match (&mut self.step, input) {
             (_, JobInput::Timer | JobInput::Connected) => self.advance(base),
@@ -239,6 +238,10 @@ impl Steps for MigrationIn {
             (_, JobInput::Resumed(result)) => Some(self.on_resumed(base, result)),
             _ => Some(self),
         }
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

@@ -99,6 +99,8 @@ fn obstacle(domain: &DomainConfig) -> Option<&'static str> {
 }
 
 impl MigrationOut {
+    const NAME: JobName = JobName::MigrationOut;
+
     fn new(request: Arc<MigrateRequest>, step: Step, now: Instant) -> Self {
         Self {
             request,
@@ -342,8 +344,6 @@ impl MigrationOut {
 }
 
 impl Steps for MigrationOut {
-    const NAME: JobName = JobName::MigrationOut;
-
     fn take(mut self, base: &mut Base, input: JobInput) -> Option<Self> {
         match (&mut self.step, input) {
             (_, JobInput::Timer) => Some(self.advance(base)),
@@ -380,6 +380,10 @@ impl Steps for MigrationOut {
             }
             _ => Some(self),
         }
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

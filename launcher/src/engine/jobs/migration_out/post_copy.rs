@@ -18,7 +18,6 @@ use tokio::time::Instant;
 
 use super::{INTERVAL, MigrationOut, Step};
 use crate::{
-    engine::jobs::Steps,
     engine::model::{Base, DomainCall, is_apart},
     hypervisor::{HypervisorError, MigrateWay},
 };

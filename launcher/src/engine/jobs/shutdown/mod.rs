@@ -28,6 +28,8 @@ pub(crate) struct Shutdown {
 }
 
 impl Shutdown {
+    const NAME: JobName = JobName::Shutdown;
+
     /// Begins the shutdown of the guest.
     pub(crate) fn begin(base: &mut Base, grace: u64) -> Self {
         Self { force_at: force_at(base, grace), signal_at: base.now, signalling: false }.advance(base)
@@ -62,8 +64,6 @@ fn force_at(base: &Base, grace: u64) -> Instant {
 }
 
 impl Steps for Shutdown {
-    const NAME: JobName = JobName::Shutdown;
-
     fn take(mut self, base: &mut Base, input: JobInput) -> Option<Self> {
         match input {
             JobInput::Timer => return Some(self.advance(base)),
@@ -78,6 +78,10 @@ impl Steps for Shutdown {
             _ => {}
         }
         Some(self)
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

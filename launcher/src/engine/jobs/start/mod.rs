@@ -67,6 +67,8 @@ enum Step {
 }
 
 impl Start {
+    const NAME: JobName = JobName::Start;
+
     /// Begins a start.
     pub(crate) fn begin(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
         let start = Self { requests, wanted, step: Step::Preparing };
@@ -77,8 +79,7 @@ impl Start {
     }
 
     fn prepare(self, base: &mut Base) -> Self {
-        let (wanted, allow_emulation) = (self.wanted.clone(), base.allow_emulation);
-        base.work_for(Self::NAME, Work::Prepare { wanted, allow_emulation });
+        base.work_for(Self::NAME, Work::Prepare(self.wanted.clone()));
         Self { step: Step::Preparing, ..self }
     }
 
@@ -129,8 +130,7 @@ impl Start {
         if !self.wanted.has_tagged_interfaces() {
             return self.create(base, paused);
         }
-        let (wanted, allow_emulation) = (self.wanted.clone(), base.allow_emulation);
-        base.work_for(Self::NAME, Work::WriteTags { wanted, allow_emulation });
+        base.work_for(Self::NAME, Work::WriteTags(self.wanted.clone()));
         Self { step: Step::Tagging { paused }, ..self }
     }
 
@@ -180,8 +180,6 @@ impl Start {
 }
 
 impl Steps for Start {
-    const NAME: JobName = JobName::Start;
-
     fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
         let Self { requests, wanted, step } = self;
         let at = |step| Self { requests, wanted, step };
@@ -207,6 +205,10 @@ impl Steps for Start {
             (Step::Reading { then }, JobInput::Read) => at(Step::Preparing).complete(base, then),
             (step, _) => Some(at(step)),
         }
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

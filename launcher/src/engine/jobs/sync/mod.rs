@@ -63,6 +63,8 @@ enum Step {
 }
 
 impl Sync {
+    const NAME: JobName = JobName::Sync;
+
     /// Begins to bring the running domain in line with the VMI.
     pub(crate) fn begin(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
         Self { requests, wanted, step: Step::Connecting { until: base.now + DAEMON_DEADLINE } }.on_connected(base)
@@ -82,8 +84,7 @@ impl Sync {
             // The domain stays as it is until its end.
             return self.complete(base, Vec::new());
         }
-        let (wanted, active) = (self.wanted.clone(), base.active.clone());
-        base.work_for(Self::NAME, Work::Compare { wanted, active, allow_emulation: base.allow_emulation });
+        base.work_for(Self::NAME, Work::Compare(self.wanted.clone()));
         Some(Self { step: Step::Comparing, ..self })
     }
 
@@ -165,8 +166,6 @@ impl Sync {
 }
 
 impl Steps for Sync {
-    const NAME: JobName = JobName::Sync;
-
     fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
         let Self { requests, wanted, step } = self;
         let sync = |step| Self { requests, wanted, step };
@@ -197,6 +196,10 @@ impl Steps for Sync {
             (Step::Reading(items), JobInput::Read) => sync(Step::Comparing).complete(base, items),
             (step, _) => Some(sync(step)),
         }
+    }
+
+    fn name(&self) -> JobName {
+        Self::NAME
     }
 
     fn progress(&self) -> &'static str {
