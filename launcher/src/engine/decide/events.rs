@@ -29,7 +29,7 @@ impl State {
                     self.base.call(DomainCall::WarmUp);
                 }
                 self.base.read();
-                self.to_job(JobName::Sync, JobInput::Connected);
+                self.pass_to(JobName::Sync, JobInput::Connected);
             }
             Ok(false) => self.base.link = Link::Down { retry_at: self.base.now + CONNECT_RETRY },
             Err(error) => {
@@ -80,11 +80,11 @@ impl State {
         if self.base.has_read() {
             // A domain that runs is adopted before it is ended; without one, requests to end it abort the start.
             if self.base.stage == Stage::Live {
-                self.to_job(JobName::Start, JobInput::Connected);
+                self.pass_to(JobName::Start, JobInput::Connected);
             }
             self.on_looked();
-            self.to_slot(JobInput::Connected);
-            self.to_job(JobName::Sync, JobInput::Connected);
+            self.pass_to_slot(JobInput::Connected);
+            self.pass_to(JobName::Sync, JobInput::Connected);
         }
     }
 
@@ -112,7 +112,7 @@ impl State {
     /// Gives the end of the domain to the job in the slot. Returns true if it is not the end of the VMI.
     fn is_kept(&mut self, reason: &'static str) -> bool {
         let is_kept = self.job.as_ref().is_some_and(|job| job.keeps_end());
-        self.to_slot(JobInput::Gone(reason));
+        self.pass_to_slot(JobInput::Gone(reason));
         is_kept
     }
 
@@ -133,7 +133,7 @@ impl State {
         let (id, connected) = (active.id, !over && guest_agent.unwrap_or(active.guest_agent_connected));
         let changed = self.base.publish_facts(&facts, active, connected);
         if !over {
-            self.to_slot(JobInput::Seen(id));
+            self.pass_to_slot(JobInput::Seen(id));
         }
         let runs = facts.lifecycle == Lifecycle::Running;
         self.base.effects.push(Effect::AttendGuestAgent { connected, runs, changed });
@@ -160,7 +160,7 @@ impl State {
             self.base.read();
         }
         for name in Vec::from_iter(self.jobs().map(|job| job.name())) {
-            self.to_job(name, JobInput::Timer);
+            self.pass_to(name, JobInput::Timer);
         }
         if self.base.looking.as_ref().is_some_and(|looking| looking.until <= now) {
             self.on_looked();

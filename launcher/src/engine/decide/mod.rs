@@ -71,7 +71,7 @@ impl State {
             Input::Acted(id, result) => self.on_acted(id, result),
             Input::Destroyed(result) => self.base.on_destroyed(result),
             Input::ClockSet => self.base.setting_clock = false,
-            Input::Job(name, input) => self.to_job(name, input),
+            Input::Job(name, input) => self.pass_to(name, input),
         }
     }
 
@@ -135,7 +135,7 @@ impl State {
     }
 
     /// Gives an input to the job of this name. The late result of a job that has ended changes nothing.
-    fn to_job(&mut self, name: JobName, input: JobInput) {
+    fn pass_to(&mut self, name: JobName, input: JobInput) {
         if self.job.as_ref().is_some_and(|job| job.name() == name) {
             self.job = self.job.take().and_then(|job| job.take(&mut self.base, input));
         } else if let Some(at) = self.beside.iter().position(|job| job.name() == name) {
@@ -146,9 +146,9 @@ impl State {
     }
 
     /// Gives an input to the job in the slot.
-    fn to_slot(&mut self, input: JobInput) {
+    fn pass_to_slot(&mut self, input: JobInput) {
         if let Some(name) = self.job.as_ref().map(|job| job.name()) {
-            self.to_job(name, input);
+            self.pass_to(name, input);
         }
     }
 
@@ -176,7 +176,7 @@ impl State {
         match next {
             Next::Answer(id, answer) => self.base.answer(id, answer),
             Next::Killed(requests, result) => self.base.answer_killed(requests, result.map_err(Into::into)),
-            Next::Report(job) => self.to_job(job, JobInput::Read),
+            Next::Report(job) => self.pass_to(job, JobInput::Read),
             Next::Act(id, action) => self.act(id, action),
             Next::Sync(requests, wanted) => self.begin_sync(requests, wanted),
             Next::Read if self.base.stage != Stage::Ended => self.base.read(),

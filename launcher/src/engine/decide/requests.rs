@@ -123,7 +123,7 @@ impl State {
             _ => false,
         };
         if is_in_progress {
-            return self.to_slot(JobInput::Abort(id));
+            return self.pass_to_slot(JobInput::Abort(id));
         }
         let result = match &self.base.published.migration {
             Some(known) if known.migration == migration && known.step() == MigrationStep::NotMoved => Ok(()),
