@@ -1,9 +1,9 @@
 use protocol::Lifecycle;
 
-use super::{Table, read, to_shutdown, to_start, to_sync};
+use super::{Table, read, to_dump, to_in, to_shutdown, to_start, to_sync};
 use crate::{
     domain::Domain,
-    engine::model::{Action, Input, JobInput, RequestError, RequestId, Stage},
+    engine::model::{Action, Input, JobInput, Request, RequestError, RequestId, Stage},
     hypervisor::HypervisorError,
 };
 
@@ -258,4 +258,37 @@ fn virt_handler_has_some_time_to_record_the_end() {
         table.after(1);
         assert!(table.state.base.finished, "{terminating}");
     }
+}
+
+#[test]
+fn jobs_that_virt_handler_has_started_are_published() {
+    let jobs = |table: &Table| {
+        let jobs = table.state.base.published.jobs.iter();
+        jobs.map(|job| (job.name.clone(), job.progress.clone())).collect::<Vec<_>>()
+    };
+    let dump = ("memory dump".to_owned(), "writing the guest's memory".to_owned());
+    let shutdown = ("shutdown".to_owned(), "waiting for the guest".to_owned());
+    let mut table = Table::live();
+    table.sync();
+    assert_eq!(jobs(&table), []);
+    table.request(Request::DumpMemory { volume: "claim".into(), file: "a".into() });
+    assert_eq!(jobs(&table), [dump.clone()]);
+    table.act(Action::Shutdown { grace: 30 });
+    assert_eq!(jobs(&table), [shutdown.clone(), dump]);
+    table.take(to_dump(JobInput::MemoryDumped(Ok(()))));
+    assert_eq!(jobs(&table), [shutdown]);
+    table.take(read(Lifecycle::Shutoff, "shutdown"));
+    table.take(read(Lifecycle::Shutoff, "shutdown"));
+    assert_eq!(jobs(&table), []);
+}
+
+#[test]
+fn a_result_goes_to_the_job_that_it_names() {
+    let mut table = Table::connected();
+    table.sync();
+    let late = || JobInput::Prepared(Ok(Box::<Domain>::default()));
+    assert_eq!(table.take(to_in(late())), [""; 0]);
+    assert_eq!(table.take(to_start(late())), ["serve"]);
+    assert_eq!(table.take(to_sync(JobInput::Served(Ok(())))), [""; 0]);
+    assert_eq!(table.take(to_start(JobInput::Served(Ok(())))), ["define"]);
 }
