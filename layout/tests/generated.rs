@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, path::Path};
 
-use api::{FeatureGate, gates::State};
+use api::{FeatureGate, fields, gates::State};
 use layout::{documents, lists, root, values};
 use serde_json::{Map, Value, json};
 
@@ -93,7 +93,8 @@ fn feature_gates_are_current() {
 #[test]
 fn unsupported_fields_are_current() {
     let root = root();
-    let [spec, vm, kinds] = admission::rules::unsupported::tables();
+    let [vm, kinds] = admission::rules::unsupported::tables();
+    let spec = fields::FIELDS.iter().filter_map(|field| Some((field.path, field.refusal?.reason?))).collect();
     let fields = |rows: Vec<(&str, &str)>| {
         table(["field", "missing feature"], rows.into_iter().map(|(field, why)| [code(field), why.to_owned()]))
     };
@@ -108,7 +109,7 @@ fn unsupported_fields_are_current() {
     let rows = admission::kinds::kubevirt::unsupported_fields();
     let rows = rows.into_iter().map(|(field, why)| [code(&field), why.to_owned()]);
     check(document, "kubevirt", &table(["field", "reason"], rows)).unwrap();
-    let rows = admission::rules::metadata::unsupported_annotations().into_iter().map(|key| [code(key)]);
+    let rows = fields::ANNOTATIONS.iter().map(|(key, _)| [code(key)]);
     check(document, "annotations", &table(["annotation"], rows)).unwrap();
     let refused = lists::refused_subresources(&root.join("apiserver/src/subresources")).unwrap();
     assert!(refused.len() > 5, "{refused:?}");
@@ -121,12 +122,25 @@ fn live_changes_are_current() {
     let root = root();
     let sources = ["admission/tests/rules", "controllers/src", "e2e/tests/tests/e2e"].map(|folder| root.join(folder));
     let text: String = sources.iter().map(|folder| text_below(folder).unwrap()).collect();
-    let rows = api::live_changes::TABLE.iter().map(|row| {
-        let shown = [format!("fn {}(", row.test), format!("[\"{}\"", row.test)];
-        assert!(shown.iter().any(|shown| text.contains(shown.as_str())), "no test or rule {}", row.test);
-        [row.change.to_owned(), row.effect.text().to_owned(), code(row.test)]
-    });
-    let head = ["change", "effect on the running VMI", "shown by"];
+    let line = |field: &str, change: &fields::Change| {
+        let shown = [format!("fn {}(", change.test), format!("[\"{}\"", change.test)];
+        assert!(shown.iter().any(|shown| text.contains(shown.as_str())), "no test or rule {}", change.test);
+        [field.to_owned(), change.change.to_owned(), change.effect.text().to_owned(), code(change.test)]
+    };
+    // Fields with the same effects share their lines.
+    let mut groups: Vec<(&[fields::Change], Vec<String>)> = Vec::new();
+    for field in fields::FIELDS.iter().filter(|field| !field.changes.is_empty()) {
+        match groups.iter_mut().find(|(changes, _)| *changes == field.changes) {
+            Some((_, names)) => names.push(code(field.name())),
+            None => groups.push((field.changes, vec![code(field.name())])),
+        }
+    }
+    let mut rows = Vec::new();
+    for (changes, names) in groups {
+        rows.extend(changes.iter().map(|change| line(&names.join(", "), change)));
+    }
+    rows.extend(fields::changes::OTHERS.iter().map(|(name, change)| line(name, change)));
+    let head = ["field", "change", "effect on the running VMI", "shown by"];
     check("docs/reference/live-changes.md", "changes", &table(head, rows)).unwrap();
 }
 

@@ -4,6 +4,7 @@ use api::{
     FeatureGate,
     config::ClusterConfig,
     constants::{HELM_TEST_VMI, annotation, label},
+    fields,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -65,20 +66,9 @@ pub(crate) fn validate_namespace(metadata: &ObjectMeta, namespace: &str, install
     errors
 }
 
-/// Unsupported if it is true.
-const PLACED: &str = annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX;
-
-/// Returns the unsupported annotations of a VMI, for documents.
-#[must_use]
-pub fn unsupported_annotations() -> Vec<&'static str> {
-    GATED.iter().map(|(key, ..)| *key).chain([PLACED]).collect()
-}
-
 /// Adds errors for unsupported annotations in the metadata at `root`.
 pub(crate) fn validate_supported(root: &str, metadata: &ObjectMeta, errors: &mut FieldErrors) {
-    let gated = GATED.iter().map(|(key, ..)| *key).filter(|key| !annotation_of(metadata, key).is_empty());
-    let placed = [PLACED].into_iter();
-    for key in gated.chain(placed.filter(|key| annotation_of(metadata, key) == "true")) {
+    for key in fields::refused_annotations(|key| Some(annotation_of(metadata, key))) {
         let field = format!("{root}.annotations");
         let message = format!("{field}.{key} is not supported yet");
         errors.not_supported(field, message);

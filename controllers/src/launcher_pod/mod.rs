@@ -16,7 +16,13 @@ mod volumes;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{VirtualMachineInstance, config::ClusterConfig, constants::condition, quantity::QuantityError};
+use api::{
+    VirtualMachineInstance,
+    config::ClusterConfig,
+    constants::{annotation::HOOK_SIDECARS, condition},
+    fields,
+    quantity::QuantityError,
+};
 use k8s_openapi::api::core::v1::{
     LocalObjectReference, Pod, PodReadinessGate, PodResourceClaim, PodSecurityContext, PodSpec, SELinuxOptions,
     SeccompProfile,
@@ -96,7 +102,7 @@ pub(crate) struct Inputs<'a> {
 pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let instance = inputs.instance;
     let spec = &instance.spec;
-    refuse_unsupported(inputs)?;
+    refuse_unsupported(instance)?;
     let resources = resources::resources(inputs)?;
     let mounts = volumes::volumes(inputs)?;
     // An empty name is none.
@@ -175,30 +181,12 @@ pub(crate) fn grace_of_pod(instance: &VirtualMachineInstance) -> i64 {
     instance.grace_seconds().saturating_add(2 * GRACE_PADDING)
 }
 
-fn refuse_unsupported(inputs: &Inputs<'_>) -> Result<(), RenderError> {
-    let spec = &inputs.instance.spec;
-    let devices = &spec.domain.devices;
-    let refused = |what: &str| Err(RenderError::Unsupported(what.to_owned()));
-    if !devices.filesystems.is_empty() {
-        return refused("spec.domain.devices.filesystems");
+fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderError> {
+    if annotation(instance, HOOK_SIDECARS).is_some() {
+        return Err(RenderError::Unsupported(format!("annotation {HOOK_SIDECARS}")));
     }
-    if annotation(inputs.instance, api::constants::annotation::HOOK_SIDECARS).is_some() {
-        return refused("annotation hooks.kubevirt.io/hookSidecars");
-    }
-    if devices.interfaces.iter().any(|interface| interface.binding.is_some()) {
-        return refused("binding plugin of an interface");
-    }
-    let persistent_tpm =
-        devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true));
-    let firmware = spec.domain.firmware.as_ref();
-    let persistent_efi = firmware
-        .and_then(|firmware| firmware.bootloader.as_ref())
-        .and_then(|loader| loader.efi.as_ref())
-        .is_some_and(|efi| efi.persistent == Some(true));
-    if persistent_tpm || persistent_efi {
-        return refused("persistent TPM or EFI state");
-    }
-    Ok(())
+    let refused = fields::refused_by_pod(&instance.spec).into_iter().next();
+    refused.map_or(Ok(()), |(path, _)| Err(RenderError::Unsupported(format!("spec.{path}"))))
 }
 
 fn image_pull_secrets(instance: &VirtualMachineInstance) -> Vec<LocalObjectReference> {

@@ -138,12 +138,6 @@ fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_
         cloud_init(mounts, name, source.secret_ref.as_ref(), source.network_data_secret_ref.as_ref());
     } else if let Some(source) = &volume.cloud_init_config_drive {
         cloud_init(mounts, name, source.secret_ref.as_ref(), source.network_data_secret_ref.as_ref());
-    } else if volume.host_disk.is_some() {
-        return Err(RenderError::Unsupported(format!("hostDisk volume {name}")));
-    } else if volume.container_path.is_some() {
-        return Err(RenderError::Unsupported(format!("containerPath volume {name}")));
-    } else if volume.downward_metrics.is_some() {
-        return Err(RenderError::Unsupported(format!("downwardMetrics volume {name}")));
     }
     // emptyDisk lives in the ephemeral-disks directory, serviceAccount in the token mount: no volume of their own.
     Ok(())

@@ -1,6 +1,6 @@
 //! Changes of a VM whose VMI runs, and records of starts.
 
-use api::config::RolloutStrategy;
+use api::{config::RolloutStrategy, fields};
 
 use super::*;
 
@@ -523,4 +523,45 @@ fn interrupted_move_blocks_the_start_until_somebody_decides() {
     assert!(status_patch(&decision)["conditions"].to_string().contains("ManualRecoveryRequired"));
     vm.spec.update_volumes_strategy = None;
     assert!(creates(&decided(&vm, None)));
+}
+
+/// A field that changes alone waits for the next start, unless its row names other effects.
+#[test]
+fn each_field_has_the_effect_of_its_row() {
+    let full = include_str!("../../../../api/tests/data/virtualmachineinstance.json");
+    let mut full: Value = serde_json::from_str::<Value>(full).unwrap()["spec"].take();
+    let volume = &mut full["volumes"][0];
+    volume.as_object_mut().unwrap().remove("memoryDump");
+    for claim in ["persistentVolumeClaim", "dataVolume"] {
+        volume[claim]["hotpluggable"] = json!(false);
+    }
+    let first = vm(&json!({"runStrategy": "Always", "template": {"spec": full}}), &json!({"runStrategy": "Always"}));
+    let vmi = instance(&first, "Running");
+    let starts = records(&decided(&first, None));
+    let mut wrong = Vec::new();
+    for field in fields::FIELDS.iter().filter(|field| field.refusal.is_none() && !field.path.contains("memoryDump")) {
+        let expected = match field.changes {
+            [] => true,
+            [fields::Change { effect: fields::Effect::Recorded, .. }] => false,
+            // The effect depends on other fields.
+            _ => continue,
+        };
+        let mut next = serde_json::to_value(&first).unwrap();
+        let path = field.name().replace("[]", "/0").replace('.', "/");
+        let (holder, key) =
+            path.rsplit_once('/').map_or((String::new(), path.as_str()), |(holder, key)| (format!("/{holder}"), key));
+        let holder = next["spec"]["template"]["spec"].pointer_mut(&holder).unwrap();
+        match holder.pointer_mut(&format!("/{key}")).unwrap_or_else(|| panic!("{path}")) {
+            Value::String(text) => text.push('x'),
+            Value::Bool(is_on) => *is_on = !*is_on,
+            Value::Number(number) => *number = (number.as_i64().unwrap() + 1).into(),
+            _ => assert!(holder.as_object_mut().unwrap().remove(key).is_some()),
+        }
+        let vm: VirtualMachine = serde_json::from_value(next).unwrap();
+        let status = status_patch(&with_rollout(&vm, &vmi, &starts, RolloutStrategy::LiveUpdate));
+        if status["conditions"].to_string().contains("RestartRequired") != expected {
+            wrong.push(field.path);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

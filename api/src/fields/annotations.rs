@@ -1,0 +1,15 @@
+//! Annotations of a VMI that change the domain of the reference and that no component carries out.
+
+use crate::constants::annotation;
+
+/// Keys, each with the test for the values that are refused.
+pub const ANNOTATIONS: &[(&str, fn(&str) -> bool)] = &[
+    (annotation::IGNITION_DATA, |value| !value.is_empty()),
+    (annotation::HOOK_SIDECARS, |value| !value.is_empty()),
+    (annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX, |value| value == "true"),
+];
+
+/// Returns the keys of the refused annotations. `value` returns the value of an annotation.
+pub fn refused_annotations<'a>(value: impl Fn(&str) -> Option<&'a str>) -> impl Iterator<Item = &'static str> {
+    ANNOTATIONS.iter().filter(move |(key, is_refused)| value(key).is_some_and(is_refused)).map(|(key, _)| *key)
+}
