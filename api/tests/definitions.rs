@@ -59,11 +59,13 @@ const ROWS: [Row; 20] = [
         kind: "VirtualMachine",
         plural: "virtualmachines",
         short_names: &["vm", "vms"],
-        // Beside those of the reference, with `-o wide`: the run strategy and the need of a restart.
+        // Beside those of the reference, with `-o wide`: node, address, run strategy and the need of a restart.
         columns: &[
             AGE,
             "Status string .status.printableStatus",
             READY,
+            "NodeName string .status.nodeName 1",
+            "IP string .status.ipAddress 1",
             "RunStrategy string .spec.runStrategy 1",
             "RestartRequired string .status.conditions[?(@.type=='RestartRequired')].status 1",
         ],

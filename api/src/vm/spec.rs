@@ -27,6 +27,8 @@ use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Status","type":"string","description":"Human Readable Status","jsonPath":".status.printableStatus"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#,
+    printcolumn = r#"{"name":"NodeName","type":"string","jsonPath":".status.nodeName","priority":1}"#,
+    printcolumn = r#"{"name":"IP","type":"string","jsonPath":".status.ipAddress","priority":1}"#,
     printcolumn = r#"{"name":"RunStrategy","type":"string","jsonPath":".spec.runStrategy","priority":1}"#,
     printcolumn = r#"{"name":"RestartRequired","type":"string","jsonPath":".status.conditions[?(@.type=='RestartRequired')].status","priority":1}"#
 )]

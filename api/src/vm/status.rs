@@ -35,9 +35,15 @@ pub struct VirtualMachineStatus {
     /// Instance type in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instancetype_ref: Option<InstancetypeStatusRef>,
+    /// First address of the running VMI. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip_address: Option<String>,
     /// Requested memory dump.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_dump_request: Option<VirtualMachineMemoryDumpRequest>,
+    /// Node of the running VMI. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
     /// Generation from which the running VMI was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    Condition, RunStrategy, VirtualMachine, VirtualMachineInstance,
+    Condition, RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
     condition::{remove, set},
     constants::{condition, reason},
     vm::status::VolumeSnapshotStatus,
@@ -52,6 +52,7 @@ pub(super) fn update(
     if status.created || (status.run_strategy.is_some() && strategy != RunStrategy::RerunOnFailure) {
         status.run_strategy = Some(strategy.clone());
     }
+    (status.node_name, status.ip_address) = instance.map(location).unwrap_or_default();
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
     let restart = restart::condition(observed, template, instance, &now);
@@ -63,6 +64,15 @@ pub(super) fn update(
     status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, error));
     status.volume_snapshot_statuses = snapshots(vm, observed.claims);
     wanted.status = Some(status);
+}
+
+/// Returns node and address of a VMI that runs: both are written together with the phase, which changes the VM's status anyway.
+fn location(instance: &VirtualMachineInstance) -> (Option<String>, Option<String>) {
+    let Some(status) = instance.status.as_ref().filter(|_| *instance.phase() == VmiPhase::Running) else {
+        return (None, None);
+    };
+    let address = status.interfaces.first().and_then(|interface| interface.ip_address.clone());
+    (status.node_name.clone(), address)
 }
 
 /// Returns the snapshot support of the volumes: none, as long as snapshots are not supported.

@@ -22,6 +22,11 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
             })
             .await?;
         ensure!(vm["status"]["created"] == true, "a running VMI is created");
+        let shown = s.kubectl(&["get", "vm", "web", "-o", "wide"]).await?;
+        let node = vmi["status"]["nodeName"].as_str().unwrap_or_default();
+        for text in ["NODENAME", node, "IP", address.as_str(), "RUNSTRATEGY"] {
+            ensure!(shown.split_whitespace().any(|word| word == text), "no {text} in {shown}");
+        }
 
         let pod = s.launcher_pod("web").await?;
         ensure!(pod["status"]["podIP"] == address.as_str(), "the VMI has its pod's address");

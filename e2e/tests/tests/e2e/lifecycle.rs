@@ -50,6 +50,7 @@ fn user_starts_stops_and_restarts_a_vm() {
         s.wait("vm", "box", "be Stopped", MINUTE, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
         let vm = s.get("vm", "box").await?;
         ensure!(vm["spec"]["runStrategy"] == "Halted", "{}", vm["spec"]["runStrategy"]);
+        ensure!(vm["status"]["nodeName"].is_null() && vm["status"]["ipAddress"].is_null(), "{}", vm["status"]);
         // Each component is named as the manager of the fields that it wrote.
         let entries = vm["metadata"]["managedFields"].as_array().context("no managers")?;
         let managers: Vec<&str> = entries.iter().filter_map(|entry| entry["manager"].as_str()).collect();
