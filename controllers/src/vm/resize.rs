@@ -41,12 +41,13 @@ impl Size {
         }
     }
 
-    /// Returns true if a VMI has the size.
-    pub(super) fn is_of(&self, spec: &VirtualMachineInstanceSpec) -> bool {
+    /// Returns the fields of the size, and true for those in which a VMI differs.
+    pub(super) fn differences(&self, spec: &VirtualMachineInstanceSpec) -> [(&'static str, bool); 2] {
         let bytes = |guest: &Quantity| quantity::units(guest).ok();
         let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
-        let has_guest = self.guest.as_ref().zip(guest).is_none_or(|(wanted, guest)| bytes(wanted) == bytes(guest));
-        self.sockets.is_none_or(|sockets| sockets == present_sockets(spec)) && has_guest
+        let differs = self.guest.as_ref().zip(guest).is_some_and(|(wanted, guest)| bytes(wanted) != bytes(guest));
+        let sockets = self.sockets.is_some_and(|sockets| sockets != present_sockets(spec));
+        [("domain.cpu.sockets", sockets), ("domain.memory.guest", differs)]
     }
 }
 

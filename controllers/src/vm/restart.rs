@@ -18,6 +18,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
 };
 
+use serde_json::{Map, Value};
+
 use super::{
     Observed, SyncError, hotplug,
     hotplug::Storage,
@@ -28,6 +30,9 @@ use crate::{
     resources::start_revisions::{Group, SpecDigests, TemplateDigests},
     volume_migration::{self, Step},
 };
+
+/// Largest number of fields in a message.
+const MAX_FIELDS: usize = 4;
 
 /// Fields that select the node of a VMI.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,6 +81,8 @@ pub(super) struct Template {
     pub(super) nics: Nics,
     /// Groups of which the running VMI has what a start now would give it, if anything requires a restart otherwise.
     in_effect: Vec<Group>,
+    /// Fields of the spec in which the VMI differs from a start now, of the groups that require a restart.
+    differing: Vec<String>,
 }
 
 impl Template {
@@ -85,7 +92,7 @@ impl Template {
         let nics = Nics::of(&expanded);
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
         let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
-        Self { digests, placement, storage, size, nics, in_effect: Vec::new() }
+        Self { digests, placement, storage, size, nics, in_effect: Vec::new(), differing: Vec::new() }
     }
 
     /// Finds changed groups of which the VMI has the values already: a client that writes an object back writes into the template
@@ -100,9 +107,14 @@ impl Template {
         if self.lacks_only_followed(started) {
             return;
         }
-        let Some(wanted) = spec().map(SpecDigests::of) else { return };
-        let different = wanted.differences(&SpecDigests::of(vmi.spec.clone()));
-        self.in_effect = self.changes(started).into_iter().filter(|group| !different.contains(group)).collect();
+        let Some(spec) = spec() else { return };
+        let fields = differing_fields(&spec, &vmi.spec);
+        let different = SpecDigests::of(spec).differences(&SpecDigests::of(vmi.spec.clone()));
+        let changes = self.changes(started);
+        self.in_effect = changes.iter().copied().filter(|group| !different.contains(group)).collect();
+        let requires =
+            |group: &Group| changes.contains(group) && !self.is_followed(*group) && different.contains(group);
+        self.differing = fields.into_iter().filter(|field| requires(&group_of(field))).collect();
     }
 
     /// Returns the groups that differ from the start. None differ if the start is not known, or if no user changed anything:
@@ -112,6 +124,18 @@ impl Template {
         let present = self.digests.expanded.as_ref();
         let started = started.and_then(|started| started.expanded.as_ref());
         started.zip(present).map(|(started, present)| started.differences(present)).unwrap_or_default()
+    }
+
+    /// Returns the fields of placement and size in which a VMI differs.
+    fn unplaced(&self, spec: &VirtualMachineInstanceSpec) -> Vec<&'static str> {
+        let (wanted, present) = (&self.placement, Placement::of(spec));
+        let placement = [
+            ("nodeSelector", wanted.node_selector != present.node_selector),
+            ("affinity", wanted.affinity != present.affinity),
+            ("tolerations", wanted.tolerations != present.tolerations),
+        ];
+        let fields = placement.into_iter().chain(self.size.differences(spec));
+        fields.filter_map(|(field, differs)| differs.then_some(field)).collect()
     }
 
     /// Returns what has to become of the interfaces.
@@ -124,8 +148,9 @@ impl Template {
         self.nics(started, vmi).restart.is_none() && self.lacks_only_followed(started)
     }
 
-    fn lacks_only_followed(&self, started: Option<&TemplateDigests>) -> bool {
-        let is_followed = |group: &Group| match group {
+    /// Returns true if a running VMI takes over changes of a group.
+    fn is_followed(&self, group: Group) -> bool {
+        match group {
             // Claims are compared with the VMI itself, which can have moved.
             Group::Placement | Group::Networks | Group::Claims => true,
             // A size that is no longer named is that of the next start.
@@ -139,9 +164,77 @@ impl Template {
             | Group::MemoryResources
             | Group::Volumes
             | Group::Rest => false,
-        };
-        self.changes(started).iter().all(|group| is_followed(group) || self.in_effect.contains(group))
+        }
     }
+
+    fn lacks_only_followed(&self, started: Option<&TemplateDigests>) -> bool {
+        self.changes(started).iter().all(|group| self.is_followed(*group) || self.in_effect.contains(group))
+    }
+}
+
+/// Fields of the groups, more specific ones first. All others belong to the rest.
+const FIELDS: &[(&str, Group)] = &[
+    ("nodeSelector", Group::Placement),
+    ("affinity", Group::Placement),
+    ("tolerations", Group::Placement),
+    ("domain.cpu.sockets", Group::Sockets),
+    ("domain.cpu.maxSockets", Group::MaxSockets),
+    ("domain.cpu", Group::Cpu),
+    ("domain.memory.guest", Group::Guest),
+    ("domain.memory.maxGuest", Group::MaxGuest),
+    ("domain.memory", Group::Memory),
+    ("domain.resources.requests.cpu", Group::CpuResources),
+    ("domain.resources.limits.cpu", Group::CpuResources),
+    ("domain.resources.requests.memory", Group::MemoryResources),
+    ("domain.resources.limits.memory", Group::MemoryResources),
+    ("networks", Group::Networks),
+    ("domain.devices.interfaces", Group::Networks),
+    ("volumes", Group::Volumes),
+    ("domain.devices.disks", Group::Volumes),
+    ("domain.devices.filesystems", Group::Volumes),
+];
+
+fn group_of(field: &str) -> Group {
+    let is_in = |of: &str| field.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    FIELDS.iter().find(|(of, _)| is_in(of)).map_or(Group::Rest, |(_, group)| *group)
+}
+
+/// Returns the fields in which two specs differ. Lists are compared as a whole.
+fn differing_fields(left: &VirtualMachineInstanceSpec, right: &VirtualMachineInstanceSpec) -> Vec<String> {
+    fn collect(path: &str, left: &Value, right: &Value, fields: &mut Vec<String>) {
+        let empty = Map::new();
+        let (left, right) = match (left, right) {
+            (left, right) if left == right => return,
+            (Value::Object(left), Value::Object(right)) => (left, right),
+            // Requests, CPU and such are absent as a whole, too.
+            (Value::Object(left), Value::Null) => (left, &empty),
+            (Value::Null, Value::Object(right)) => (&empty, right),
+            _ => return fields.push(path.to_owned()),
+        };
+        let before = fields.len();
+        for name in left.keys().chain(right.keys().filter(|name| !left.contains_key(*name))) {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            let of = |object: &Map<String, Value>| object.get(name).cloned().unwrap_or_default();
+            collect(&path, &of(left), &of(right), fields);
+        }
+        if fields.len() == before {
+            fields.push(path.to_owned());
+        }
+    }
+    let mut fields = Vec::new();
+    let json = |spec| serde_json::to_value(spec).unwrap_or_default();
+    collect("", &json(left), &json(right), &mut fields);
+    fields
+}
+
+/// Names fields of the template in a message.
+fn named(message: &str, fields: &[&str]) -> String {
+    let mut named: Vec<String> =
+        fields.iter().take(MAX_FIELDS).map(|field| format!("spec.template.spec.{field}")).collect();
+    if fields.len() > MAX_FIELDS {
+        named.push(format!("{} more", fields.len() - MAX_FIELDS));
+    }
+    if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) }
 }
 
 /// Returns the template from which the VMI was started. `None`: no record of the start is known.
@@ -195,7 +288,7 @@ pub(super) fn condition(
     let template = template?;
     let started = started(observed, vmi)?;
     // A live update changes the placement and the size of the VMI, so that they are compared with the VMI itself.
-    let is_placed = is_live || (template.placement == Placement::of(&vmi.spec) && template.size.is_of(&vmi.spec));
+    let unplaced = if is_live { Vec::new() } else { template.unplaced(&vmi.spec) };
     // Hot-pluggable volumes are compared with the VMI, which follows them.
     let storage = &template.storage;
     let is_plugged = if hotplug::is_on(observed.config) {
@@ -203,10 +296,14 @@ pub(super) fn condition(
     } else {
         storage.has_same_hotpluggable_volumes(vmi)
     };
+    let mut fields: Vec<&str> = template.differing.iter().map(String::as_str).chain(unplaced.iter().copied()).collect();
+    if !is_plugged && !fields.iter().any(|field| group_of(field) == Group::Volumes) {
+        fields.push("volumes");
+    }
     let required = |message: &str| Some(Condition::new(condition::RESTART_REQUIRED, true, "", message, now));
     let generic = "a non-live-updatable field was changed in the template spec";
-    if !template.lacks_only_followed(Some(started)) || !is_placed || !is_plugged {
-        return required(generic);
+    if !template.lacks_only_followed(Some(started)) || !unplaced.is_empty() || !is_plugged {
+        return required(&named(generic, &fields));
     }
     let step = volume_step(observed, vmi, template);
     if let Step::Restart(reason) = &step {
@@ -214,10 +311,69 @@ pub(super) fn condition(
     }
     let moves = is_live && volume_migration::is_wanted(&observed.vm.spec);
     if !moves && step == Step::Same && !volume_migration::has_same_claims(storage.volumes(), vmi) {
-        return required(generic);
+        return required(&named(generic, &["volumes"]));
     }
     if let Some(reason) = template.nics(Some(started), vmi).restart {
         return required(&format!("{generic}: {reason}"));
     }
     if is_live { required(&resize::decide(observed.config, &template.size, vmi).restart()?) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fields_that_differ_are_named_with_their_group() {
+        let spec = |change: &Value| {
+            let mut spec = json!({"domain": {"cpu": {"cores": 1}, "devices": {}}, "nodeSelector": {"a": "b"}});
+            json_patch::merge(&mut spec, change);
+            serde_json::from_value(spec).unwrap()
+        };
+        for (change, expected) in [
+            (json!({}), vec![]),
+            (json!({"hostname": "h"}), vec![("hostname", Group::Rest)]),
+            (json!({"nodeSelector": {"a": "c"}}), vec![("nodeSelector.a", Group::Placement)]),
+            (
+                json!({"domain": {"cpu": {"cores": 2, "maxSockets": 4, "sockets": 2}}}),
+                vec![
+                    ("domain.cpu.cores", Group::Cpu),
+                    ("domain.cpu.maxSockets", Group::MaxSockets),
+                    ("domain.cpu.sockets", Group::Sockets),
+                ],
+            ),
+            (json!({"domain": {"cpu": null}}), vec![("domain.cpu.cores", Group::Cpu)]),
+            (json!({"domain": {"memory": {"guest": "1Gi"}}}), vec![("domain.memory.guest", Group::Guest)]),
+            (
+                json!({"domain": {"resources": {"requests": {"memory": "1Gi", "x": "1"}}}}),
+                vec![
+                    ("domain.resources.requests.memory", Group::MemoryResources),
+                    ("domain.resources.requests.x", Group::Rest),
+                ],
+            ),
+            (
+                json!({"domain": {"firmware": {"bootloader": {"efi": {}}}}}),
+                vec![("domain.firmware.bootloader.efi", Group::Rest)],
+            ),
+            (
+                json!({"networks": [{"name": "a"}], "volumes": [{"name": "a"}]}),
+                vec![("networks", Group::Networks), ("volumes", Group::Volumes)],
+            ),
+        ] {
+            let mut found = differing_fields(&spec(&json!({})), &spec(&change));
+            found.sort();
+            let found: Vec<_> = found.iter().map(|field| (field.as_str(), group_of(field))).collect();
+            assert_eq!(found, expected, "{change}");
+        }
+    }
+
+    #[test]
+    fn messages_name_some_fields() {
+        assert_eq!(named("changed", &[]), "changed");
+        assert_eq!(named("changed", &["hostname"]), "changed: spec.template.spec.hostname");
+        let many = named("changed", &["a", "b", "c", "d", "e", "f"]);
+        assert!(many.ends_with("spec.template.spec.d, 2 more"), "{many}");
+    }
 }

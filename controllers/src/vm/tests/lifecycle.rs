@@ -274,6 +274,18 @@ fn running_vm_mirrors_its_vmi_and_is_then_settled() {
         {"type": "Ready", "status": "True"}, {"type": "AgentConnected", "status": "True"},
     ]))
     .unwrap();
+    let location =
+        |status: &Value| [&status["nodeName"], &status["ipAddress"]].map(|field| field.as_str().map(str::to_owned));
+    let place = json!({"nodeName": "n", "interfaces": [{"name": "default", "ipAddress": "10.0.0.2"}]});
+    let mut placed = serde_json::to_value(&vmi).unwrap();
+    json_patch::merge(&mut placed["status"], &place);
+    for (phase, expected) in
+        [("Scheduled", [None, None]), ("Running", [Some("n".to_owned()), Some("10.0.0.2".to_owned())])]
+    {
+        placed["status"]["phase"] = json!(phase);
+        vmi = serde_json::from_value(placed.clone()).unwrap();
+        assert_eq!(location(&status_patch(&decided(&vm, Some(&vmi)))), expected, "{phase}");
+    }
     let status = status_patch(&decided(&vm, Some(&vmi)));
     assert_eq!((&status["created"], &status["ready"]), (&json!(true), &json!(true)));
     assert_eq!(status["runStrategy"], "Always");
@@ -295,8 +307,9 @@ fn changed_template_requires_a_restart_until_it_is_changed_back() {
     changed.metadata.generation = Some(3);
     changed.spec.template.spec.as_mut().unwrap().hostname = Some("other".to_owned());
     let status = status_patch(&decided(&changed));
-    let types: Vec<&Value> = status["conditions"].as_array().unwrap().iter().map(|known| &known["type"]).collect();
-    assert!(types.contains(&&json!("RestartRequired")), "{status}");
+    let message = "a non-live-updatable field was changed in the template spec: spec.template.spec.hostname";
+    let restart = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "RestartRequired");
+    assert_eq!(restart.unwrap()["message"], message);
     assert_eq!(status["observedGeneration"], 2);
     let mut back = vm;
     back.metadata.generation = Some(4);
