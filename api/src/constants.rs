@@ -331,6 +331,10 @@ pub mod condition {
     pub const HOT_VCPU_CHANGE: &str = "HotVCPUChange";
     /// The guest's memory is being changed; false if that failed.
     pub const HOT_MEMORY_CHANGE: &str = "HotMemoryChange";
+    /// The guest uses all vCPUs, as its guest agent reports, after a change or if it does not. KubeVirt has no such condition.
+    pub const GUEST_VCPUS_ONLINE: &str = "GuestVCPUsOnline";
+    /// False: the guest has not taken all of the memory that was added. KubeVirt has no such condition.
+    pub const GUEST_MEMORY_PLUGGED: &str = "GuestMemoryPlugged";
     /// The migration was deleted before it ended.
     pub const MIGRATION_ABORT_REQUESTED: &str = "migrationAbortRequested";
     /// A quota rejects the target pod of the migration.
@@ -363,6 +367,8 @@ pub mod condition {
 
 /// Reasons of conditions.
 pub mod reason {
+    /// GuestVCPUsOnline, GuestMemoryPlugged: the guest is offered more than it uses.
+    pub const OFFERED_NOT_TAKEN: &str = "OfferedNotTaken";
     /// Ready: the pod does not exist or has no node.
     pub const POD_NOT_EXISTS: &str = "PodNotExists";
     /// Ready: the pod is terminating.

@@ -17,9 +17,6 @@ const GIVEN_UP: [&str; 2] = ["PodResizeInfeasible", "PodResizeRefused"];
 
 /// Beginning of the text about a size that the guest has not taken yet.
 const OFFERED: &str = "the size is offered";
-/// Likely causes of a size that the guest does not take.
-const NOT_TAKEN: &str = "; offered, not taken by the guest: it may lack the driver virtio_mem, use the memory that it has to \
-                         give back, or be slow under software emulation";
 /// Part of the refusal of more sockets than the maximum.
 const TOO_MANY_SOCKETS: &str = "greater than the maximum sockets allowed";
 
@@ -78,18 +75,30 @@ struct Target {
     spec: &'static str,
     /// Field of `status` of the VMI with the size that the guest is offered.
     status: &'static str,
-    /// Field of `status` of the VMI with the size that the guest has taken. No field has the processors that it uses.
-    taken: Option<&'static str>,
+    /// Part of `status` of the VMI that shows if the guest has taken the size.
+    taken: Taken,
+    /// Likely causes of a size that the guest does not take.
+    causes: &'static str,
     /// The value: sockets, or bytes.
     value: i64,
+}
+
+/// Part of `status` that shows if the guest has taken its size.
+enum Taken {
+    /// Field with the size that it has taken.
+    Field(&'static str),
+    /// Condition, which exists if the guest agent reports it.
+    Condition(&'static str),
 }
 
 /// State of a change.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
-    /// The guest has the size, as far as the status of the VMI has it.
+    /// The guest has the size.
     Done,
-    /// The guest is offered the size, and still has this one.
+    /// The guest is offered the size, and nothing shows if it uses it.
+    Unknown,
+    /// The guest is offered the size, and this is what it uses.
     Offered(String),
     /// The VM does not run.
     NextStart,
@@ -128,29 +137,32 @@ pub(crate) async fn set(connection: &Connection, command: &SetCommand) -> Result
     let generation = read(&patched)?["metadata"]["generation"].as_i64();
     let timeout = common.waiting.timeout;
     let late = |shown: &str| {
-        let cause = if shown.starts_with(OFFERED) { NOT_TAKEN } else { "" };
-        format!("the guest of VM {vm} has not got the size within {timeout} s: {shown}{cause}")
+        let late = format!("the guest of VM {vm} has not got the size within {timeout} s: {shown}");
+        if !shown.starts_with(OFFERED) {
+            return late;
+        }
+        format!("{late}; offered, not taken by the guest: it may {}", target.causes)
     };
     wait::follow(timeout, late, async || {
         let vm_object = read(&connection.call(Method::GET, &vm_path, Vec::new()).await?)?;
         let vmi = connection.find(&vmi_path).await?;
-        Ok(progress(&target, generation, &vm_object, vmi.as_ref()).of_vm(vm, target.taken.is_some()))
+        Ok(progress(&target, generation, &vm_object, vmi.as_ref()).of_vm(vm))
     })
     .await
 }
 
 impl Progress {
-    /// Describes the progress to the user. With `is_known`, the status of the VMI has the size that the guest has taken.
-    fn of_vm(self, vm: &str, is_known: bool) -> wait::Progress {
+    /// Describes the progress to the user.
+    fn of_vm(self, vm: &str) -> wait::Progress {
         match self {
-            Self::Done if is_known => wait::Progress::Done(format!("the guest of VM {vm} has the size")),
-            Self::Done => {
+            Self::Done => wait::Progress::Done(format!("the guest of VM {vm} has the size")),
+            Self::Unknown => {
                 let text = format!("the guest of VM {vm} is offered the size; check in the guest that it uses it");
                 wait::Progress::Done(text)
             }
             Self::NextStart => wait::Progress::Done(format!("VM {vm} does not run: its next start has the size")),
             Self::Failed(reason) => wait::Progress::Failed(format!("the guest of VM {vm} keeps its size: {reason}")),
-            Self::Offered(present) => wait::Progress::Waiting(format!("{OFFERED}, the guest has {present}")),
+            Self::Offered(present) => wait::Progress::Waiting(format!("{OFFERED}, {present}")),
             Self::Waiting(text) => wait::Progress::Waiting(text),
         }
     }
@@ -190,7 +202,9 @@ impl Target {
             patch: json!({"cpu": {"sockets": sockets}}),
             spec: "/spec/domain/cpu/sockets",
             status: "/status/currentCPUTopology/sockets",
-            taken: None,
+            taken: Taken::Condition("GuestVCPUsOnline"),
+            causes: "not be configured to use new vCPUs (echo 1 >/sys/devices/system/cpu/cpu1/online), or ignore \
+                     them under software emulation",
             value: i64::from(sockets),
         }
     }
@@ -202,9 +216,27 @@ impl Target {
             patch: json!({"memory": {"guest": guest}}),
             spec: "/spec/domain/memory/guest",
             status: "/status/memory/guestRequested",
-            taken: Some("/status/memory/guestCurrent"),
+            taken: Taken::Field("/status/memory/guestCurrent"),
+            causes: "lack the driver virtio_mem, use the memory that it has to give back, or be slow under \
+                     software emulation",
             value: bytes,
         })
+    }
+
+    /// Returns the progress of a guest that is offered the size.
+    fn taken(&self, vmi: &Value) -> Progress {
+        match self.taken {
+            Taken::Field(field) if self.is_in(vmi, field) => Progress::Done,
+            Taken::Field(field) => {
+                let current = vmi.pointer(field).and_then(Value::as_str);
+                Progress::Offered(format!("the guest has {}", current.unwrap_or("an unknown size")))
+            }
+            Taken::Condition(type_) => match find(vmi, type_) {
+                Some(online) if online["status"] == "True" => Progress::Done,
+                Some(offline) => Progress::Offered(text(offline, "message").to_owned()),
+                None => Progress::Unknown,
+            },
+        }
     }
 
     /// Returns true if the field of an object has the value.
@@ -255,15 +287,10 @@ fn progress(target: &Target, generation: Option<i64>, vm: &Value, vmi: Option<&V
     if target.is_in(vmi, target.status) {
         // A change that was taken back leaves its reason until the pod has followed.
         let is_settled = change.is_none_or(|change| text(change, "reason").is_empty());
-        let waiting = || Progress::Waiting("the launcher pod is being resized".to_owned());
-        let missing = target.taken.filter(|field| !target.is_in(vmi, field));
-        return match missing {
-            _ if !is_settled => waiting(),
-            Some(field) => {
-                let current = vmi.pointer(field).and_then(Value::as_str);
-                Progress::Offered(current.unwrap_or("an unknown size").to_owned())
-            }
-            None => Progress::Done,
+        return if is_settled {
+            target.taken(vmi)
+        } else {
+            Progress::Waiting("the launcher pod is being resized".to_owned())
         };
     }
     match change {
@@ -299,6 +326,7 @@ mod tests {
             })
         };
         let change = |status: &str, reason: &str| json!({"type": "HotVCPUChange", "status": status, "reason": reason, "message": "why"});
+        let online = |status: &str| json!({"type": "GuestVCPUsOnline", "status": status, "message": "1 of 2"});
         let none = || json!({"type": "Ready", "status": "True"});
         let restart = json!([{"type": "RestartRequired", "status": "True", "message": "fewer"}]);
         let busy = json!([{"type": "Failure", "status": "True", "message": "another change"}]);
@@ -318,7 +346,9 @@ mod tests {
             (vm(json!([])), Some(vmi(2, 1, change("True", "PodResizeDeferred"))), waiting("why")),
             (vm(json!([])), Some(vmi(2, 1, change("True", "PodResizeRefused"))), Progress::Failed("why".to_owned())),
             (vm(json!([])), Some(vmi(2, 1, change("False", "CPUHotplugFailed"))), Progress::Failed("why".to_owned())),
-            (vm(json!([])), Some(vmi(2, 2, none())), Progress::Done),
+            (vm(json!([])), Some(vmi(2, 2, none())), Progress::Unknown),
+            (vm(json!([])), Some(vmi(2, 2, online("True"))), Progress::Done),
+            (vm(json!([])), Some(vmi(2, 2, online("False"))), Progress::Offered("1 of 2".to_owned())),
             (
                 vm(json!([])),
                 Some(vmi(2, 2, change("True", "PodResizeRefused"))),
@@ -339,8 +369,11 @@ mod tests {
             })
         };
         for (memory, expected) in [
-            (json!({"guestRequested": "2Gi", "guestCurrent": "1Gi"}), Progress::Offered("1Gi".to_owned())),
-            (json!({"guestRequested": "2Gi"}), Progress::Offered("an unknown size".to_owned())),
+            (
+                json!({"guestRequested": "2Gi", "guestCurrent": "1Gi"}),
+                Progress::Offered("the guest has 1Gi".to_owned()),
+            ),
+            (json!({"guestRequested": "2Gi"}), Progress::Offered("the guest has an unknown size".to_owned())),
             (json!({"guestRequested": "2Gi", "guestCurrent": "2048Mi"}), Progress::Done),
         ] {
             let target = Target::memory("2Gi").unwrap();

@@ -38,6 +38,8 @@ pub(crate) enum Query {
     FileSystems,
     /// The load; since QEMU 10.0, and not on Windows.
     Load,
+    /// The processors.
+    Processors,
     /// Freeze status of the file systems.
     Freeze,
 }
@@ -61,6 +63,8 @@ pub(crate) enum Answer {
     FileSystems(Vec<GuestFileSystem>),
     /// The load.
     Load(GuestLoad),
+    /// Number of processors that the guest uses.
+    Processors(u32),
     /// `frozen` or `thawed`.
     Freeze(String),
 }
@@ -77,6 +81,7 @@ impl Query {
             Self::Users => "guest-get-users",
             Self::FileSystems => "guest-get-fsinfo",
             Self::Load => "guest-get-load",
+            Self::Processors => "guest-get-vcpus",
             Self::Freeze => "guest-fsfreeze-status",
         }
     }
@@ -100,6 +105,10 @@ impl Query {
             Self::Load => {
                 let Load { load1m, load5m, load15m } = returned(answer)?;
                 Answer::Load(GuestLoad { one_minute: load1m, five_minutes: load5m, fifteen_minutes: load15m })
+            }
+            Self::Processors => {
+                let online = returned::<Vec<Processor>>(answer)?.into_iter().filter(|processor| processor.online);
+                Answer::Processors(u32::try_from(online.count()).ok()?)
             }
             Self::Freeze => {
                 let status: String = returned(answer)?;
@@ -157,6 +166,11 @@ struct Load {
     load1m: f64,
     load5m: f64,
     load15m: f64,
+}
+
+#[derive(Deserialize)]
+struct Processor {
+    online: bool,
 }
 
 #[derive(Deserialize)]
@@ -332,6 +346,10 @@ mod tests {
         let answer = Query::Load.read(r#"{"return":{"load1m":0.25,"load15m":1,"load5m":0.5}}"#);
         let expected = GuestLoad { one_minute: 0.25, five_minutes: 0.5, fifteen_minutes: 1.0 };
         assert_eq!(answer, Some(Answer::Load(expected)));
+
+        let answer = Query::Processors
+            .read(r#"{"return":[{"online":true,"can-offline":false,"logical-id":0},{"online":false,"logical-id":1}]}"#);
+        assert_eq!(answer, Some(Answer::Processors(1)));
 
         let answer = Query::FileSystems.read(
             r#"{"return":[{"name":"vda1","total-bytes":3000,"mountpoint":"/","used-bytes":1000,"type":"ext4",

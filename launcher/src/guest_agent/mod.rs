@@ -100,6 +100,8 @@ pub(crate) struct GuestFacts {
     pub(crate) interfaces: Vec<GuestInterface>,
     /// `frozen`, `thawed`, or empty if not known.
     pub(crate) file_systems: String,
+    /// Number of processors that the guest uses; 0 if not known.
+    pub(crate) online_vcpus: u32,
     /// Number of times the guest agent stopped answering probes. It outlives the agent's connection.
     pub(crate) silences: u32,
 }
@@ -410,6 +412,7 @@ impl Inner {
                     facts.guest = Some(GuestInfo { timezone: timezone.clone(), ..guest() });
                 }
                 Answer::Interfaces(interfaces) => facts.interfaces.clone_from(interfaces),
+                Answer::Processors(online) => facts.online_vcpus = *online,
                 Answer::Freeze(status) => facts.file_systems.clone_from(status),
                 Answer::Users(_) | Answer::FileSystems(_) | Answer::Load(_) => {}
             }

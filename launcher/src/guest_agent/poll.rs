@@ -15,12 +15,13 @@ const FIRST: Duration = Duration::from_secs(5);
 const FROZEN: Duration = Duration::from_secs(5);
 
 /// Queries with their longest intervals.
-const RHYTHM: [(Query, Duration); 6] = [
+const RHYTHM: [(Query, Duration); 7] = [
     (Query::Agent, Duration::from_secs(300)),
     (Query::System, Duration::from_secs(120)),
     (Query::HostName, Duration::from_secs(120)),
     (Query::TimeZone, Duration::from_secs(120)),
     (Query::Interfaces, Duration::from_secs(120)),
+    (Query::Processors, Duration::from_secs(120)),
     (Query::Freeze, Duration::from_secs(120)),
 ];
 

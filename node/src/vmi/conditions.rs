@@ -2,7 +2,10 @@
 
 use api::{
     Condition, VirtualMachineInstance, condition,
-    constants::reason::{NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
+    constants::{
+        condition::{GUEST_MEMORY_PLUGGED, GUEST_VCPUS_ONLINE},
+        reason::{NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
+    },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{
@@ -34,7 +37,8 @@ const UNSUPPORTED: &str = "LauncherFeatureMissing";
 const MAX_ITEMS: usize = 8;
 
 /// Conditions that change by the guest itself. A write of only these may wait.
-pub(super) const GUEST_DRIVEN: &[&str] = &[AGENT_CONNECTED, AGENT_NOT_SUPPORTED];
+pub(super) const GUEST_DRIVEN: &[&str] =
+    &[AGENT_CONNECTED, AGENT_NOT_SUPPORTED, GUEST_VCPUS_ONLINE, GUEST_MEMORY_PLUGGED];
 
 /// Commands that every guest agent must provide.
 const BASIC: &[&str] = &[
@@ -155,8 +159,7 @@ fn credentials(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
 /// Removes the conditions of a running domain after its end.
 pub(super) fn ended(list: &mut Vec<Condition>) {
     condition::remove(list, PAUSED);
-    condition::remove(list, AGENT_CONNECTED);
-    condition::remove(list, AGENT_NOT_SUPPORTED);
+    list.retain(|condition| !GUEST_DRIVEN.contains(&condition.type_.as_str()));
 }
 
 /// Shows that the guest agent lacks commands that the VMI needs. Unknown until the guest agent has reported its commands.

@@ -4,14 +4,18 @@ use std::borrow::Cow;
 
 use api::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceStatus, condition,
-    constants::condition::{HOT_MEMORY_CHANGE, HOT_VCPU_CHANGE},
+    constants::{
+        condition::{GUEST_MEMORY_PLUGGED, GUEST_VCPUS_ONLINE, HOT_MEMORY_CHANGE, HOT_VCPU_CHANGE},
+        reason::OFFERED_NOT_TAKEN,
+    },
+    quantity,
     resize::{
         self, CPU_FAILED, MEMORY_FAILED, MEMORY_FAILED_MESSAGE, cpu_change, may_change_cpu, may_change_memory,
         memory_change,
     },
     vmi::{cpu::CpuTopology, memory::MemoryStatus},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time};
 use protocol::{ItemKind, LauncherState, features::Feature};
 
 use super::{
@@ -108,6 +112,42 @@ pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed
     }
 }
 
+/// Shows which part of its size the guest does not use. A guest that uses all of it shows that after a change only, so that a
+/// start has no write for it.
+pub(super) fn show_guest(
+    next: &mut VirtualMachineInstanceStatus,
+    observed: &Observed,
+    report: &LauncherState,
+    time: &Time,
+) {
+    let has_changed = observed.vmi.status.as_ref().is_some_and(|known| {
+        known.current_cpu_topology.is_some() && known.current_cpu_topology != next.current_cpu_topology
+    });
+    let LauncherState { online_vcpus: online, vcpus, .. } = *report;
+    let not_taken = |type_: &str, message: &str| Condition::new(type_, false, OFFERED_NOT_TAKEN, message, time);
+    if (1..vcpus).contains(&online) {
+        let message = format!("the guest uses {online} of {vcpus} vCPUs");
+        condition::set(&mut next.conditions, not_taken(GUEST_VCPUS_ONLINE, &message));
+    } else if online == 0 {
+        condition::remove(&mut next.conditions, GUEST_VCPUS_ONLINE);
+    } else if has_changed || next.condition(GUEST_VCPUS_ONLINE).is_some() {
+        condition::set(&mut next.conditions, Condition::new(GUEST_VCPUS_ONLINE, true, "", "", time));
+    }
+    let memory = next.memory.clone().unwrap_or_default();
+    let bytes = |size: &Option<Quantity>| size.as_ref().and_then(|size| quantity::units(size).ok());
+    // Memory at boot is the guest's from the start; a balloon may hold some of it.
+    let is_grown = bytes(&memory.guest_requested) > bytes(&memory.guest_at_boot);
+    match memory.guest_requested.filter(|_| is_grown && report.memory_current < report.memory_requested) {
+        Some(requested) => {
+            let message = format!("the guest does not use all of the {} that it is offered", requested.0);
+            condition::set(&mut next.conditions, not_taken(GUEST_MEMORY_PLUGGED, &message));
+        }
+        None => {
+            condition::remove(&mut next.conditions, GUEST_MEMORY_PLUGGED);
+        }
+    }
+}
+
 /// Returns an event for each change that has failed.
 pub(super) fn events(current: &VirtualMachineInstanceStatus, next: &VirtualMachineInstanceStatus) -> Vec<Event> {
     let failed = |type_: &str, context: &str| {
@@ -197,6 +237,36 @@ mod tests {
             assert_eq!(found, expected, "{sockets} {guest} {condition}");
             let failed = expected.2 == Some("False");
             assert_eq!(events(observed.vmi.status.as_ref().unwrap(), &next).len(), usize::from(failed));
+        }
+    }
+
+    #[test]
+    fn size_that_the_guest_does_not_use_is_shown() {
+        let (cpu, memory) = ("GuestVCPUsOnline", "GuestMemoryPlugged");
+        let known = |type_: &str, status: &str| json!({"type": type_, "status": status});
+        // Former condition, vCPUs before and now, those in use, memory in use; states of both conditions.
+        for (condition, before, vcpus, online_vcpus, memory_current, expected) in [
+            (known("Ready", "True"), 1, 1, 1, 2 * GIB, (None, None)),
+            (known("Ready", "True"), 1, 2, 0, 2 * GIB, (None, None)),
+            (known("Ready", "True"), 1, 2, 1, 2 * GIB, (Some("False"), None)),
+            (known("Ready", "True"), 1, 2, 2, 2 * GIB, (Some("True"), None)),
+            (known("Ready", "True"), 2, 2, 2, 2 * GIB, (None, None)),
+            (known(cpu, "False"), 2, 2, 2, 2 * GIB, (Some("True"), None)),
+            (known(cpu, "True"), 2, 2, 1, 2 * GIB, (Some("False"), None)),
+            (known(cpu, "True"), 2, 2, 0, 2 * GIB, (None, None)),
+            (known("Ready", "True"), 1, 1, 1, GIB, (None, Some("False"))),
+            (known(memory, "False"), 1, 1, 1, 2 * GIB, (None, None)),
+        ] {
+            let mut observed = observed(vcpus, "2Gi", &condition, BTreeSet::new());
+            let mut status = observed.vmi.status.clone().unwrap();
+            status.current_cpu_topology.as_mut().unwrap().sockets = Some(before);
+            let mut next = status.clone();
+            next.current_cpu_topology.as_mut().unwrap().sockets = Some(vcpus);
+            Arc::make_mut(&mut observed.vmi).status = Some(status);
+            let report = LauncherState { online_vcpus, memory_current, ..report(vcpus, 2 * GIB, None) };
+            show_guest(&mut next, &observed, &report, &Time(jiff::Timestamp::UNIX_EPOCH));
+            let state = |type_: &str| next.condition(type_).map(|condition| condition.status.as_str());
+            assert_eq!((state(cpu), state(memory)), expected, "{condition} {before} {vcpus} {online_vcpus}");
         }
     }
 

@@ -201,6 +201,7 @@ fn of_report(
     let lacks_migration = observed.link.lacks_live_migration();
     conditions::of_domain(&mut next.conditions, &observed.vmi, lacks_migration, report, time);
     resize::apply(next, observed, report, time);
+    resize::show_guest(next, observed, report, time);
     next.migration_method = Some(migratability::method(&observed.vmi).into());
     // The former value stays until this virt-handler has connected to the launcher.
     if observed.security_context.is_some() {

@@ -74,7 +74,7 @@ fn cve_2026_13322_guest_agent_answers_of_ten_mebibytes_are_ignored_and_do_no_har
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
         let before = processes(s).await?;
-        start_agent(&mut console).await?;
+        start_agent(&mut console, AGENT).await?;
         // The short answer is accepted.
         let brief = |vmi: &Value| vmi["status"]["guestOSInfo"]["name"] == "Small";
         if let Err(error) = s.wait("vmi", "box", "tell its operating system", TIMEOUT, brief).await {
@@ -122,9 +122,10 @@ fn grown(before: &BTreeMap<String, (u64, u64)>, after: &BTreeMap<String, (u64, u
     Ok(())
 }
 
-async fn start_agent(console: &mut Console) -> Result<()> {
+/// Starts a script as the guest agent of a guest without one.
+pub(crate) async fn start_agent(console: &mut Console, script: &str) -> Result<()> {
     // The terminal interprets some characters and limits the length of a line.
-    for part in BASE64_STANDARD.encode(AGENT).as_bytes().chunks(256) {
+    for part in BASE64_STANDARD.encode(script).as_bytes().chunks(256) {
         console.run(&format!("printf %s {} >>/tmp/coded", str::from_utf8(part)?)).await?;
     }
     let (message, code) = console.run("base64 -d /tmp/coded >/tmp/agent && sh -n /tmp/agent").await?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story, story_large};
 use serde_json::Value;
 
-use crate::{manifests, processors::despite_aborts};
+use crate::{cve_guest_agent::start_agent, manifests, processors::despite_aborts};
 
 pub(crate) const MINUTES: Duration = Duration::from_secs(180);
 
@@ -139,6 +139,67 @@ async fn grown_and_shrunk(s: &Story) -> Result<()> {
     ensure!(s.launcher_pod("box").await?["metadata"]["uid"] == uid, "the launcher pod was replaced");
     Ok(())
 }
+
+/// A guest agent that reports a second processor as used once the file `/tmp/second` says so.
+const AGENT: &str = r#"#!/bin/sh
+for port in /sys/class/virtio-ports/*; do
+	grep -q org.qemu.guest_agent.0 "$port/name" && device=/dev/${port##*/}
+done
+exec 3<>"$device" || exit 1
+# Until libvirt has connected, reading ends at once.
+while sleep 0.2; do
+	while read -r line <&3; do
+		case $line in
+		*guest-sync*)
+			id=${line##*:}
+			printf '{"return":%s}\n' "${id%%\}*}" >&3
+			;;
+		*guest-get-vcpus*)
+			printf '{"return":[{"logical-id":0,"online":true},{"logical-id":1,"online":%s}]}\n' "$(cat /tmp/second)" >&3
+			;;
+		*)
+			printf '{"return":{}}\n' >&3
+			;;
+		esac
+	done
+done
+"#;
+
+#[test]
+fn processor_that_the_guest_does_not_use_is_reported_until_it_does() {
+    story("live-resize-taken", async |s| {
+        despite_aborts(s, "box", async || {
+            s.apply(&vm("box", "sockets: 1", "")).await?;
+            s.wait_running("box").await?;
+            let mut console = s.console("box")?;
+            console.login("root", "ferrovirt").await?;
+            run(&mut console, "echo false >/tmp/second").await?;
+            start_agent(&mut console, AGENT).await?;
+            let online = |status: &'static str| {
+                move |object: &Value| condition(object, ONLINE).is_some_and(|online| online["status"] == status)
+            };
+            s.wait("vmi", "box", "connect its guest agent", TIMEOUT, |vmi| condition(vmi, "AgentConnected").is_some())
+                .await?;
+            let Err(late) = s.virt(&["set", "cpu", "box", "--sockets=2", "--wait", "--timeout=40"]).await else {
+                anyhow::bail!("the guest uses one processor")
+            };
+            for text in ["the guest uses 1 of 2 vCPUs", "offered, not taken by the guest"] {
+                ensure!(late.to_string().contains(text), "no {text:?} in {late:#}");
+            }
+            let vm = s.wait("vm", "box", "show what the guest does not use", TIMEOUT, online("False")).await?;
+            ensure!(condition(&vm, ONLINE).is_some_and(|c| c["reason"] == "OfferedNotTaken"), "{}", vm["status"]);
+            run(&mut console, "echo true >/tmp/second").await?;
+            let said = s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+            ensure!(said.contains("the guest of VM box has the size"), "{said}");
+            s.wait("vmi", "box", "show that the guest uses its vCPUs", TIMEOUT, online("True")).await?;
+            console.leave().await
+        })
+        .await
+    });
+}
+
+/// Condition that shows if the guest uses its vCPUs.
+const ONLINE: &str = "GuestVCPUsOnline";
 
 #[test]
 fn growth_that_does_not_fit_leaves_the_vm_as_it_was_and_says_so() {

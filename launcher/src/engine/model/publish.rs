@@ -67,6 +67,7 @@ impl Base {
             published.interfaces = facts.interfaces;
             published.agent = facts.agent;
             published.file_systems = facts.file_systems;
+            published.online_vcpus = facts.online_vcpus;
         }
     }
 
@@ -187,6 +188,7 @@ pub(super) fn forget_guest(state: &mut LauncherState) {
     state.interfaces.clear();
     state.agent = None;
     state.file_systems.clear();
+    state.online_vcpus = 0;
 }
 
 /// Reports a guest stopped by a disk error. Other pauses are requested or end by themselves.

@@ -135,4 +135,5 @@ fn guest_differs(known: &LauncherState, new: &LauncherState) -> bool {
         || known.agent != new.agent
         || known.interfaces != new.interfaces
         || known.memory_current != new.memory_current
+        || known.online_vcpus != new.online_vcpus
 }

@@ -90,10 +90,12 @@ fn the_guest_agent_is_asked_again_after_a_change_of_the_domain() {
 #[test]
 fn the_published_state_follows_the_domain_and_the_guest_agent() {
     let mut table = Table::live();
-    let facts = Box::new(GuestFacts { file_systems: "thawed".into(), silences: 2, ..GuestFacts::default() });
+    let facts =
+        Box::new(GuestFacts { file_systems: "thawed".into(), silences: 2, online_vcpus: 1, ..GuestFacts::default() });
     assert!(table.state.base.published.guest_agent_connected);
     table.take(Input::GuestFacts(facts.clone()));
-    assert_eq!((table.state.base.published.file_systems.as_str(), table.state.base.published.silences), ("thawed", 2));
+    let published = &table.state.base.published;
+    assert_eq!((published.file_systems.as_str(), published.silences, published.online_vcpus), ("thawed", 2, 1));
     // An event about the connection is newer than the XML.
     let Input::Read(Ok(facts_of_domain), _) = read(Lifecycle::Paused, "ioError") else { unreachable!() };
     let disk_errors = vec![("vda".to_owned(), DiskFailure::NoSpace)];
@@ -101,6 +103,7 @@ fn the_published_state_follows_the_domain_and_the_guest_agent() {
     table.take(Input::Read(Ok(DomainFacts { disk_errors, ..facts_of_domain }), Some(false)));
     let published = &table.state.base.published;
     assert!(!published.guest_agent_connected && published.file_systems.is_empty());
+    assert_eq!(published.online_vcpus, 0);
     assert_eq!((published.disk_errors[0].volume.as_str(), published.disk_errors[0].no_space), ("root", true));
     assert_eq!((published.lifecycle(), published.reason.as_str()), (Lifecycle::Paused, "ioError"));
     table.take(Input::GuestFacts(facts));
