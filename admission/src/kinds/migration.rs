@@ -12,6 +12,8 @@ use crate::{
 };
 
 const PLURAL: &str = "virtualmachineinstancemigrations";
+/// Remedy for a VMI whose interface of the pod network cannot migrate, after the text that clients match.
+const MASQUERADE: &str = "; to make the VM migratable, give its interface the binding masquerade and restart it";
 
 /// Serves `/migration-mutate-create`: sets the label by which other migrations of the VMI are found, and the finalizer.
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
@@ -99,7 +101,9 @@ fn check_vmi_can_migrate(
         let tolerated = decentralized && why == reason::DISKS_NOT_LIVE_MIGRATABLE;
         if condition.type_ == condition::LIVE_MIGRATABLE && condition.status == "False" && !tolerated {
             let message = condition.message.unwrap_or_default();
-            return Err(Interrupt::failed(400, format!("Cannot migrate VMI, Reason: {why}, Message: {message}")));
+            let remedy = if why == reason::INTERFACE_NOT_LIVE_MIGRATABLE { MASQUERADE } else { "" };
+            let message = format!("Cannot migrate VMI, Reason: {why}, Message: {message}{remedy}");
+            return Err(Interrupt::failed(400, message));
         }
     }
     let Some(labelled) = labelled else { return Ok(()) };
