@@ -31,4 +31,4 @@ pub use environment::{
 pub use flood::{Extent, Flood};
 pub use plugin::{Console, Ended, Served, echo, ends};
 pub use socket::Socket;
-pub use story::{Node, OpenStreams, Story, story, story_alone, story_large};
+pub use story::{Node, OpenStreams, Story, signal, story, story_alone, story_large};

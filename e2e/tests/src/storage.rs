@@ -172,6 +172,18 @@ spec:
         .await
     }
 
+    /// Runs a body with the storage. Deletes the VMIs of the story and the storage, also after a failure.
+    ///
+    /// # Errors
+    ///
+    /// The body failed, or something is left.
+    pub async fn lend(&self, s: &Story, body: impl AsyncFnOnce(&Self) -> Result<()>) -> Result<()> {
+        let outcome = body(self).await;
+        let gone = delete_vmis_after(s, &outcome).await;
+        self.remove(s).await?;
+        outcome.and(gone)
+    }
+
     /// Removes the storage.
     ///
     /// # Errors

@@ -32,7 +32,10 @@ use kube::{
 };
 use serde_json::json;
 
-pub use self::{node::Node, streams::OpenStreams};
+pub use self::{
+    node::{Node, signal},
+    streams::OpenStreams,
+};
 use crate::environment::{TIMEOUT, connect};
 
 /// Polling interval.

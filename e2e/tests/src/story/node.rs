@@ -133,7 +133,7 @@ impl Story {
         let uid = found.metadata.uid.context("pod without uid")?;
         let node = found.spec.and_then(|spec| spec.node_name).context("pod without node")?;
         let node = self.enter_node(&node).await?;
-        let killed = node.run(&killing(program, &uid)).await.with_context(|| format!("kill {program} of {pod}"));
+        let killed = node.run(&signal(program, &uid, "KILL")).await.with_context(|| format!("kill {program} of {pod}"));
         // At once: kubelet notices the end of a container with a delay.
         let removed = match &killed {
             Ok(_) => pods.delete(pod, &DeleteParams::default().grace_period(0)).await.map(drop),
@@ -172,17 +172,19 @@ impl Story {
 
     /// Kills the processes of a program on a node whose cgroup contains `cgroup`.
     async fn kill(&self, node: &str, program: &str, cgroup: &str) -> Result<()> {
-        self.on_node(node, &killing(program, cgroup)).await.map(drop)
+        self.on_node(node, &signal(program, cgroup, "KILL")).await.map(drop)
     }
 }
 
-/// Returns a script that kills the processes of a program whose cgroup contains `cgroup`. It fails without such a process.
-fn killing(program: &str, cgroup: &str) -> String {
+/// Returns a script that sends a signal to the processes of a program whose cgroup contains `cgroup`. It fails without one.
+#[must_use]
+pub fn signal(program: &str, cgroup: &str, signal: &str) -> String {
     let name: String = program.chars().take(15).collect();
     format!(
-        "killed=1; for p in /proc/[0-9]*; do \
-           if grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm)\" = '{name}' ]; then kill -9 ${{p#/proc/}} && killed=0; fi; \
-         done; exit $killed"
+        "sent=1; for p in /proc/[0-9]*; do \
+           if grep -qs -e '{cgroup}' $p/cgroup && [ \"$(cat $p/comm 2>/dev/null)\" = '{name}' ]; then \
+             kill -{signal} ${{p#/proc/}} && sent=0; fi; \
+         done; [ $sent = 0 ]"
     )
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Story,
-    storage::{Backing, Storage, delete_vmis_after, on_host},
+    storage::{Backing, Storage, on_host},
     story,
 };
 use kube::api::{Patch, PatchParams};
@@ -19,10 +19,7 @@ const MINUTES: Duration = Duration::from_secs(150);
 fn disk_grows_with_its_claim_and_a_full_file_system_halts_the_guest_until_there_is_space() {
     story("claims", async |s| {
         let storage = Storage::make(s, "data", Backing::Small).await?;
-        let message = changes(s, &storage).await;
-        let gone = delete_vmis_after(s, &message).await;
-        storage.remove(s).await?;
-        message.and(gone)
+        storage.lend(s, async |storage| changes(s, storage).await).await
     });
 }
 

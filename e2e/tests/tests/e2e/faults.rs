@@ -12,7 +12,10 @@ use kube::{
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use crate::{manifests, virt_handlers};
+use crate::{
+    kills::{Ends, Faults, GUEST, Holder, Phase, Process, Row, Victim, all, run_at, uid},
+    manifests, virt_handlers,
+};
 
 type Pods = Api<k8s_openapi::api::core::v1::Pod>;
 
@@ -62,47 +65,47 @@ fn killed_qemu_fails_the_vmi_and_run_strategy_always_restarts_it() {
     });
 }
 
+const PHASES: &[Phase<()>] = &[Phase::new("Running", Holder::Nothing, (), |vmi| vmi["status"]["phase"] == "Running")];
+
 #[test]
 fn guest_runs_on_when_libvirtd_and_the_worker_are_killed() {
     story("launcher", async |s| {
-        s.apply(&manifests::kernel_vmi("box")).await?;
-        let before = s.wait_running("box").await?;
-        let pod = s.launcher_pod("box").await?;
-        let name = pod["metadata"]["name"].as_str().context("pod without name")?;
-        let boot = boot_id(s).await?;
-        for program in ["libvirtd", "virt-launcher"] {
-            s.kill_in_launcher(name, program).await?;
-            unharmed(s, &before, &pod, &boot).await.with_context(|| format!("{program} was killed"))?;
-        }
-        s.delete("vmi", "box").await?;
-        s.wait_gone("vmi", "box", TIMEOUT).await
+        let (node, hostname) = s.one_node().await?;
+        s.apply(&manifests::kernel_vmi_on(&hostname, GUEST)).await?;
+        s.wait_running(GUEST).await?;
+        let victims = [Process::Libvirtd, Process::Worker].map(Victim::Source);
+        run_at(s, &node, all(PHASES, &victims), &mut Nothing).await?;
+        s.delete("vmi", GUEST).await?;
+        s.wait_gone("vmi", GUEST, TIMEOUT).await
     });
 }
 
-/// Checks that the guest was not restarted, that its VMI and pod have not noticed, and that actions have effect.
-async fn unharmed(s: &Story, vmi: &Value, pod: &Value, boot: &str) -> Result<()> {
-    virt_handlers::serves(s, "box").await?;
-    ensure!(boot_id(s).await? == boot, "the guest was restarted");
-    s.virt(&["vnc", "box", "--screenshot", "/dev/null"]).await?;
-    let now = s.get("vmi", "box").await?;
-    ensure!(now["metadata"]["uid"] == vmi["metadata"]["uid"], "the VMI was recreated");
-    let phases = |vmi: &Value| vmi["status"]["phaseTransitionTimestamps"].clone();
-    ensure!(phases(&now) == phases(vmi), "the VMI has left its phase: {}", phases(&now));
-    ensure!(now["status"]["phase"] == "Running", "the VMI is {}", now["status"]["phase"]);
-    let present = s.launcher_pod("box").await?;
-    ensure!(present["metadata"]["uid"] == pod["metadata"]["uid"], "the VMI has another pod");
-    let restarts = &present["status"]["containerStatuses"][0]["restartCount"];
-    ensure!(*restarts == 0, "the launcher's container was restarted {restarts} times");
-    Ok(())
-}
+/// Nothing changes but for the fault.
+struct Nothing;
 
-/// Returns the identifier that the guest's kernel generates at each boot.
-async fn boot_id(s: &Story) -> Result<String> {
-    let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
-    let (id, code) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
-    ensure!(code == 0 && id.trim().len() == 36, "no identifier of the boot: {id:?}");
-    console.leave().await?;
-    Ok(id)
+impl Faults for Nothing {
+    type Change = ();
+
+    async fn change(&mut self, _: &Story, (): ()) -> Result<()> {
+        Ok(())
+    }
+
+    /// Checks that VMI and pod have not noticed, and that actions have effect.
+    async fn end(&mut self, ends: &Ends<'_>, _: Row<()>, former: &Value) -> Result<()> {
+        let s = ends.story;
+        virt_handlers::serves(s, GUEST).await?;
+        s.virt(&["vnc", GUEST, "--screenshot", "/dev/null"]).await?;
+        let now = s.get("vmi", GUEST).await?;
+        ensure!(uid(&now)? == uid(former)?, "the VMI was recreated");
+        let phases = |vmi: &Value| vmi["status"]["phaseTransitionTimestamps"].clone();
+        ensure!(phases(&now) == phases(former), "the VMI has left its phase: {}", phases(&now));
+        ensure!(now["status"]["phase"] == "Running", "the VMI is {}", now["status"]["phase"]);
+        let pod = s.launcher_pod(GUEST).await?;
+        ensure!(uid(&pod)? == ends.pod, "the VMI has another pod");
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        ensure!(*restarts == 0, "the launcher's container was restarted {restarts} times");
+        Ok(())
+    }
 }
 
 #[test]

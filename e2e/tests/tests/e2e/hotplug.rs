@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Console, Story,
-    storage::{Backing, Storage, delete_vmis_after, on_host},
+    storage::{Backing, Storage, on_host},
     story,
 };
 use http::Method;
@@ -87,22 +87,15 @@ async fn add_image(s: &Story, storage: &Storage) -> Result<()> {
 fn volumes_are_plugged_into_a_running_vm_and_keep_their_data() {
     story("hotplug", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
-        let files = match Storage::make(s, "files", Backing::Directory).await {
-            Ok(files) => files,
-            Err(error) => {
-                block.remove(s).await?;
-                return Err(error);
-            }
+        let body = async |_: &Storage| {
+            let files = Storage::make(s, "files", Backing::Directory).await?;
+            let body = async |files: &Storage| {
+                add_image(s, files).await?;
+                plugged(s, &files.hostname).await
+            };
+            files.lend(s, body).await
         };
-        let result = async {
-            add_image(s, &files).await?;
-            plugged(s, &files.hostname).await
-        }
-        .await;
-        let gone = delete_vmis_after(s, &result).await;
-        files.remove(s).await?;
-        block.remove(s).await?;
-        result.and(gone)
+        block.lend(s, body).await
     });
 }
 
@@ -194,10 +187,7 @@ async fn plugged(s: &Story, hostname: &str) -> Result<()> {
 fn missing_claim_delays_no_other_volume() {
     story("hotplug-missing", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
-        let result = missing(s, &block.hostname).await;
-        let gone = delete_vmis_after(s, &result).await;
-        block.remove(s).await?;
-        result.and(gone)
+        block.lend(s, async |block| missing(s, &block.hostname).await).await
     });
 }
 
@@ -241,10 +231,7 @@ async fn missing(s: &Story, hostname: &str) -> Result<()> {
 fn status_that_names_the_attachment_pod_of_another_vmi_gets_no_volume_of_it() {
     story("hotplug-forged", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
-        let result = forged(s, &block.hostname).await;
-        let gone = delete_vmis_after(s, &result).await;
-        block.remove(s).await?;
-        result.and(gone)
+        block.lend(s, async |block| forged(s, &block.hostname).await).await
     });
 }
 
@@ -296,16 +283,15 @@ async fn forged(s: &Story, hostname: &str) -> Result<()> {
 fn volume_without_a_free_port_says_so_and_delays_no_other() {
     story("hotplug-ports", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
-        let files = Storage::make(s, "files", Backing::Directory).await?;
-        let result = async {
-            add_image(s, &files).await?;
-            without_ports(s, &files.hostname).await
-        }
-        .await;
-        let gone = delete_vmis_after(s, &result).await;
-        files.remove(s).await?;
-        block.remove(s).await?;
-        result.and(gone)
+        let body = async |_: &Storage| {
+            let files = Storage::make(s, "files", Backing::Directory).await?;
+            let body = async |files: &Storage| {
+                add_image(s, files).await?;
+                without_ports(s, &files.hostname).await
+            };
+            files.lend(s, body).await
+        };
+        block.lend(s, body).await
     });
 }
 
@@ -351,14 +337,11 @@ async fn without_ports(s: &Story, hostname: &str) -> Result<()> {
 fn medium_of_a_drive_is_inserted_and_ejected() {
     story("hotplug-cd", async |s| {
         let files = Storage::make(s, "files", Backing::Directory).await?;
-        let result = async {
-            add_image(s, &files).await?;
-            media(s, &files).await
-        }
-        .await;
-        let gone = delete_vmis_after(s, &result).await;
-        files.remove(s).await?;
-        result.and(gone)
+        let body = async |files: &Storage| {
+            add_image(s, files).await?;
+            media(s, files).await
+        };
+        files.lend(s, body).await
     });
 }
 

@@ -1,18 +1,21 @@
-//! Processes that are killed while a volume is attached to a running guest, or detached from it: see [`kills`](crate::kills).
+//! Faults while a volume is attached to a running guest, or detached from it: see [`kills`](crate::kills).
 //!
 //! The disk appears in the guest with its content, and disappears, and nothing is left of it.
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis_after, on_host},
+    storage::{Backing, Storage, on_host},
     story_alone,
 };
 use serde_json::Value;
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    kills::{GUEST, Holder, Kills, MINUTES, Victim, attachment_pods, in_guest, table},
+    kills::{
+        ATTACHMENT_POD, Ends, Faults, GUEST, Holder, MINUTES, Phase, Row, VICTIMS_OF_ATTACHMENTS, in_guest, run_at,
+        table,
+    },
     manifests,
 };
 
@@ -21,62 +24,35 @@ const NAME: &str = "plug";
 /// Text at the beginning of the disk.
 const MARK: &str = "the content of the claim";
 
-/// The change during which a process is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum During {
-    /// virt-handler is stopped: the volume is attached to the node.
-    AttachToPod,
-    /// libvirtd is stopped: the launcher pod has the volume.
-    AttachToGuest,
-    /// libvirtd is stopped: the volume has left the spec.
-    DetachFromGuest,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Attach,
+    Detach,
 }
 
-const DURING: [During; 3] = [During::AttachToPod, During::AttachToGuest, During::DetachFromGuest];
-const VICTIMS: [Victim; 7] = [
-    Victim::VirtHandler,
-    Victim::Worker,
-    Victim::Libvirtd,
-    Victim::AttachmentPod,
-    Victim::ControllerLeader,
-    Victim::Kubelet,
-    Victim::Qemu,
+const PHASES: &[Phase<Change>] = &[
+    // The volume is attached to the node.
+    Phase::new("AttachToPod", Holder::VirtHandler, Change::Attach, |vmi| is_held(vmi, "AttachedToNode", true)),
+    // The launcher pod has the volume.
+    Phase::new("AttachToGuest", Holder::Libvirtd, Change::Attach, |vmi| is_held(vmi, "MountedToPod", true)),
+    // The volume has left the spec.
+    Phase::new("DetachFromGuest", Holder::Libvirtd, Change::Detach, |vmi| is_held(vmi, "Ready", false)),
 ];
-
-impl During {
-    /// Returns the process that is stopped, and the phase in which the volume stays.
-    const fn held(self) -> (Holder, &'static str) {
-        match self {
-            Self::AttachToPod => (Holder::VirtHandler, "AttachedToNode"),
-            Self::AttachToGuest => (Holder::Libvirtd, "MountedToPod"),
-            Self::DetachFromGuest => (Holder::Libvirtd, "Ready"),
-        }
-    }
-}
 
 #[test]
 fn volumes_are_attached_and_detached_whatever_is_killed_meanwhile() {
     story_alone("hotplug-faults", async |s| {
         let storage = Storage::make(s, NAME, Backing::Directory).await?;
-        let outcome = rows(s, &storage).await;
-        let gone = delete_vmis_after(s, &outcome).await;
-        storage.remove(s).await?;
-        outcome.and(gone)
+        let rows = async |storage: &Storage| {
+            let image = format!("{}/disk.img", storage.directory);
+            let fill = format!("truncate -s 16M {image} && printf \"{MARK}\" | dd of={image} conv=notrunc");
+            on_host(s, &storage.node, &fill).await?;
+            start(s, &storage.hostname).await?;
+            let mut disk = Disk { hostname: &storage.hostname };
+            run_at(s, &storage.node, table(PHASES, VICTIMS_OF_ATTACHMENTS)?, &mut disk).await
+        };
+        storage.lend(s, rows).await
     });
-}
-
-async fn rows(s: &Story, storage: &Storage) -> Result<()> {
-    let image = format!("{}/disk.img", storage.directory);
-    on_host(s, &storage.node, &format!("truncate -s 16M {image} && printf \"{MARK}\" | dd of={image} conv=notrunc"))
-        .await?;
-    start(s, &storage.hostname).await?;
-    let node = s.enter_node(&storage.node).await?;
-    let kills = Kills { story: s, node: &node };
-    let outcome = kills
-        .rows(&table(&DURING, &VICTIMS)?, async |during, victim| row(&kills, &storage.hostname, during, victim).await)
-        .await;
-    node.leave().await?;
-    outcome
 }
 
 async fn start(s: &Story, hostname: &str) -> Result<()> {
@@ -85,30 +61,42 @@ async fn start(s: &Story, hostname: &str) -> Result<()> {
     in_guest(s, "modprobe -qab virtio_blk; true").await.map(drop)
 }
 
-async fn row(kills: &Kills<'_>, hostname: &str, during: During, victim: Victim) -> Result<()> {
-    let s = kills.story;
-    let (holder, phase) = during.held();
-    let is_detached = during == During::DetachFromGuest;
-    if is_detached {
-        add(s).await?;
-        attached(s).await?;
+/// The disk in the guest, which runs on this host.
+struct Disk<'a> {
+    hostname: &'a str,
+}
+
+impl Faults for Disk<'_> {
+    type Change = Change;
+
+    async fn prepare(&mut self, s: &Story, row: Row<Change>) -> Result<()> {
+        if row.phase.change == Change::Detach {
+            add(s).await?;
+            attached(s).await?;
+        }
+        Ok(())
     }
-    let is_held = |vmi: &Value| phase_of(vmi) == phase && has_volume(vmi) != is_detached;
-    let change = async || if is_detached { remove(s).await } else { add(s).await };
-    kills.during(&format!("{during:?}"), Some(holder), victim, change, is_held).await?;
-    if victim == Victim::Qemu {
-        // A VMI of its own ends with QEMU, and its attachment pods with it.
-        s.wait("vmi", GUEST, "fail", MINUTES, |vmi| vmi["status"]["phase"] == "Failed").await?;
-        no_pods(s).await?;
-        s.delete("vmi", GUEST).await?;
-        s.wait_gone("vmi", GUEST, MINUTES).await?;
-        return start(s, hostname).await;
+
+    async fn change(&mut self, s: &Story, change: Change) -> Result<()> {
+        if change == Change::Attach { add(s).await } else { remove(s).await }
     }
-    if !is_detached {
-        attached(s).await?;
-        remove(s).await?;
+
+    async fn end(&mut self, ends: &Ends<'_>, row: Row<Change>, _: &Value) -> Result<()> {
+        let s = ends.story;
+        if row.kills_guest() {
+            // A VMI of its own ends with QEMU, and its attachment pods with it.
+            s.wait("vmi", GUEST, "fail", MINUTES, |vmi| vmi["status"]["phase"] == "Failed").await?;
+            no_pods(s).await?;
+            s.delete("vmi", GUEST).await?;
+            s.wait_gone("vmi", GUEST, MINUTES).await?;
+            return start(s, self.hostname).await;
+        }
+        if row.phase.change == Change::Attach {
+            attached(s).await?;
+            remove(s).await?;
+        }
+        detached(s).await
     }
-    detached(s).await
 }
 
 async fn add(s: &Story) -> Result<()> {
@@ -144,8 +132,8 @@ async fn detached(s: &Story) -> Result<()> {
 
 async fn no_pods(s: &Story) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
-    while let Some(pod) = attachment_pods(s).await?.first() {
-        ensure!(Instant::now() < deadline, "attachment pod {pod} is left");
+    while let Some(pod) = s.list("Pod", ATTACHMENT_POD).await?.first() {
+        ensure!(Instant::now() < deadline, "attachment pod {} is left", pod["metadata"]["name"]);
         sleep(Duration::from_millis(250)).await;
     }
     Ok(())
@@ -159,6 +147,7 @@ fn phase_of(vmi: &Value) -> &str {
     entry(vmi).and_then(|entry| entry["phase"].as_str()).unwrap_or_default()
 }
 
-fn has_volume(vmi: &Value) -> bool {
-    vmi["spec"]["volumes"].as_array().into_iter().flatten().any(|volume| volume["name"] == NAME)
+fn is_held(vmi: &Value, phase: &str, has_volume: bool) -> bool {
+    let mut volumes = vmi["spec"]["volumes"].as_array().into_iter().flatten();
+    phase_of(vmi) == phase && volumes.any(|volume| volume["name"] == NAME) == has_volume
 }

@@ -1,4 +1,4 @@
-//! Processes that are killed while a running guest gets a vCPU or memory, or gives memory back: see [`kills`](crate::kills).
+//! Faults while a running guest gets a vCPU or memory, or gives memory back: see [`kills`](crate::kills).
 //!
 //! The guest has the processors and the memory in the end.
 
@@ -7,49 +7,50 @@ use ferrovirt_e2e_tests::{Story, story_alone};
 use serde_json::Value;
 
 use crate::{
-    kills::{GUEST, Holder, Kills, MINUTES, Victim, in_guest, table, vmi_uid},
+    kills::{Ends, Faults, GUEST, Holder, MINUTES, Phase, Row, VICTIMS, in_guest, run_at, started_again, table},
     live_resize::{READY, condition, memory_between, processors, vm},
     moves::with_spec,
 };
 
-/// The change during which a process is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum During {
-    /// virt-handler is stopped: the pod has the resources for a vCPU.
-    CpuOfPod,
-    /// libvirtd is stopped: the launcher is to plug a vCPU.
-    CpuOfGuest,
-    /// libvirtd is stopped: the launcher is to plug memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Cpu,
     Growth,
-    /// libvirtd is stopped: the launcher is to take memory from the guest.
     Shrink,
 }
 
-const DURING: [During; 4] = [During::CpuOfPod, During::Growth, During::CpuOfGuest, During::Shrink];
-const VICTIMS: [Victim; 6] =
-    [Victim::VirtHandler, Victim::Worker, Victim::Libvirtd, Victim::ControllerLeader, Victim::Kubelet, Victim::Qemu];
+const PHASES: &[Phase<Change>] = &[
+    // The pod has the resources for a vCPU.
+    Phase::new("CpuOfPod", Holder::VirtHandler, Change::Cpu, |vmi| reason(vmi, "HotVCPUChange") == Some("PodResized")),
+    // The launcher is to plug memory.
+    Phase::new("Growth", Holder::Libvirtd, Change::Growth, |vmi| reason(vmi, "HotMemoryChange") == Some("PodResized")),
+    // The launcher is to plug a vCPU.
+    Phase::new("CpuOfGuest", Holder::Libvirtd, Change::Cpu, |vmi| reason(vmi, "HotVCPUChange") == Some("PodResized")),
+    // The launcher is to take memory from the guest.
+    Phase::new("Shrink", Holder::Libvirtd, Change::Shrink, |vmi| {
+        reason(vmi, "HotMemoryChange").is_some() && vmi["status"]["memory"]["guestRequested"] == "2Gi"
+    }),
+];
 
-impl During {
-    const fn holder(self) -> Holder {
-        match self {
-            Self::CpuOfPod => Holder::VirtHandler,
-            Self::CpuOfGuest | Self::Growth | Self::Shrink => Holder::Libvirtd,
-        }
-    }
+/// Returns the reason of a change in the conditions of a VMI.
+fn reason<'a>(vmi: &'a Value, type_: &str) -> Option<&'a str> {
+    condition(vmi, type_).map(|change| change["reason"].as_str().unwrap_or_default())
+}
 
-    const fn is_cpu(self) -> bool {
-        matches!(self, Self::CpuOfPod | Self::CpuOfGuest)
-    }
-
-    /// Returns true while the VMI waits in the phase.
-    fn is_observed(self, vmi: &Value) -> bool {
-        let reason = |type_: &str| condition(vmi, type_).map(|change| change["reason"].as_str().unwrap_or_default());
-        match self {
-            Self::CpuOfPod | Self::CpuOfGuest => reason("HotVCPUChange") == Some("PodResized"),
-            Self::Growth => reason("HotMemoryChange") == Some("PodResized"),
-            Self::Shrink => reason("HotMemoryChange").is_some() && vmi["status"]["memory"]["guestRequested"] == "2Gi",
-        }
-    }
+#[test]
+fn size_of_a_guest_changes_whatever_is_killed_meanwhile() {
+    story_alone("live-resize-faults", async |s| {
+        let rows = table(PHASES, VICTIMS)?;
+        let most = rows.iter().filter(|row| row.phase.change == Change::Cpu).count() + 1;
+        let manifest = vm(GUEST, &format!("sockets: 1, maxSockets: {most}"), "");
+        // It starts there again after its QEMU was killed.
+        let (node, hostname) = s.one_node().await?;
+        let manifest = with_spec(&manifest, &format!("nodeSelector: {{kubernetes.io/hostname: {hostname}}}"));
+        s.apply(&manifest.replace("runStrategy: Once", "runStrategy: Always")).await?;
+        s.wait_running(GUEST).await?;
+        in_guest(s, READY).await?;
+        run_at(s, &node, rows, &mut Size { sockets: 1, memory: "1Gi" }).await
+    });
 }
 
 /// The size of the guest.
@@ -59,64 +60,51 @@ struct Size {
     memory: &'static str,
 }
 
-#[test]
-fn size_of_a_guest_changes_whatever_is_killed_meanwhile() {
-    story_alone("live-resize-faults", async |s| {
-        let rows = table(&DURING, &VICTIMS)?;
-        let most = rows.iter().filter(|(during, _)| during.is_cpu()).count() + 1;
-        let manifest = vm(GUEST, &format!("sockets: 1, maxSockets: {most}"), "");
-        // It starts there again after its QEMU was killed.
-        let (node, hostname) = s.one_node().await?;
-        let manifest = with_spec(&manifest, &format!("nodeSelector: {{kubernetes.io/hostname: {hostname}}}"));
-        s.apply(&manifest.replace("runStrategy: Once", "runStrategy: Always")).await?;
-        s.wait_running(GUEST).await?;
-        in_guest(s, READY).await?;
-        let node = s.enter_node(&node).await?;
-        let kills = Kills { story: s, node: &node };
-        let mut size = Size { sockets: 1, memory: "1Gi" };
-        let outcome = kills.rows(&rows, async |during, victim| row(&kills, during, victim, &mut size).await).await;
-        node.leave().await?;
-        outcome
-    });
-}
+impl Faults for Size {
+    type Change = Change;
 
-async fn row(kills: &Kills<'_>, during: During, victim: Victim, size: &mut Size) -> Result<()> {
-    let s = kills.story;
-    let memory = if during == During::Shrink { "2Gi" } else { "1Gi" };
-    if !during.is_cpu() && size.memory != memory {
-        size.memory = memory;
+    async fn prepare(&mut self, s: &Story, row: Row<Change>) -> Result<()> {
+        let memory = if row.phase.change == Change::Shrink { "2Gi" } else { "1Gi" };
+        if row.phase.change == Change::Cpu || self.memory == memory {
+            return Ok(());
+        }
+        self.memory = memory;
         set_memory(s, memory).await?;
-        settled(s, *size).await?;
+        settled(s, *self).await
     }
-    match during {
-        During::CpuOfPod | During::CpuOfGuest => size.sockets += 1,
-        During::Growth => size.memory = "2Gi",
-        During::Shrink => size.memory = "1Gi",
+
+    async fn change(&mut self, s: &Story, change: Change) -> Result<()> {
+        match change {
+            Change::Cpu => self.sockets += 1,
+            Change::Growth => self.memory = "2Gi",
+            Change::Shrink => self.memory = "1Gi",
+        }
+        match change {
+            Change::Cpu => s.virt(&["set", "cpu", GUEST, &format!("--sockets={}", self.sockets)]).await.map(drop),
+            Change::Growth | Change::Shrink => set_memory(s, self.memory).await,
+        }
     }
-    let wanted = *size;
-    let change = async || match during.is_cpu() {
-        true => s.virt(&["set", "cpu", GUEST, &format!("--sockets={}", wanted.sockets)]).await.map(drop),
-        false => set_memory(s, wanted.memory).await,
-    };
-    let former = vmi_uid(s).await?;
-    kills.during(&format!("{during:?}"), Some(during.holder()), victim, change, |vmi| during.is_observed(vmi)).await?;
-    if victim != Victim::Qemu {
-        return settled(s, wanted).await;
+
+    async fn end(&mut self, ends: &Ends<'_>, row: Row<Change>, former: &Value) -> Result<()> {
+        let s = ends.story;
+        if !row.kills_guest() {
+            return settled(s, *self).await;
+        }
+        started_again(s, former).await?;
+        in_guest(s, READY).await?;
+        settled(s, *self).await?;
+        if self.memory == "1Gi" {
+            return Ok(());
+        }
+        // The guest cannot shrink below the memory that it was started with.
+        self.memory = "1Gi";
+        set_memory(s, self.memory).await?;
+        let former = s.get("vmi", GUEST).await?;
+        s.virt(&["restart", GUEST, "--grace-period=0", "--force"]).await?;
+        started_again(s, &former).await?;
+        in_guest(s, READY).await?;
+        settled(s, *self).await
     }
-    kills.started_again(&former).await?;
-    in_guest(s, READY).await?;
-    settled(s, wanted).await?;
-    if size.memory == "1Gi" {
-        return Ok(());
-    }
-    // The guest cannot shrink below the memory that it was started with.
-    size.memory = "1Gi";
-    set_memory(s, size.memory).await?;
-    let former = vmi_uid(s).await?;
-    s.virt(&["restart", GUEST, "--grace-period=0", "--force"]).await?;
-    kills.started_again(&former).await?;
-    in_guest(s, READY).await?;
-    settled(s, *size).await
 }
 
 async fn set_memory(s: &Story, guest: &str) -> Result<()> {

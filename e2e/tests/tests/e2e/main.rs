@@ -64,6 +64,7 @@ mod reasons;
 mod refusals;
 mod replicas;
 mod rights;
+mod rows;
 mod scheduling;
 mod silent_connections;
 mod silent_nodes;

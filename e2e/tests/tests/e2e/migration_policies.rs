@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, TIMEOUT,
-    storage::{Backing, Storage, delete_vmis_after},
+    storage::{Backing, Storage},
     story, story_alone,
 };
 use kube::api::{Patch, PatchParams};
@@ -103,10 +103,7 @@ async fn limited(s: &Story, nodes: &[String; 2], policy: &str) -> Result<()> {
 fn vmis_that_cannot_migrate_refuse_with_the_reason() {
     story("migration-refused", async |s| {
         let storage = Storage::make(s, "single", Backing::Directory).await?;
-        let result = refused(s).await;
-        let gone = delete_vmis_after(s, &result).await;
-        storage.remove(s).await?;
-        result.and(gone)
+        storage.lend(s, async |_| refused(s).await).await
     });
 }
 

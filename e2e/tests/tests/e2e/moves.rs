@@ -27,6 +27,19 @@ pub(crate) fn is_long() -> bool {
     std::env::var("KILLS").is_ok_and(|kills| kills == "all")
 }
 
+/// Changes 16 MiB of memory again and again, which no migration of the story can follow.
+pub(crate) const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
+     { while :; do cat /source >/changing; done >/dev/null 2>&1 & }";
+
+/// A limit of the bandwidth below the rate of the changes, with a time limit of this many seconds.
+pub(crate) fn slow(seconds: u64, further: Value) -> Value {
+    let mut settings = json!({"bandwidthPerMigration": "4Mi", "completionTimeoutPerGiB": seconds});
+    if let (Some(settings), Some(further)) = (settings.as_object_mut(), further.as_object()) {
+        settings.extend(further.clone());
+    }
+    settings
+}
+
 /// Returns two nodes that take VMIs, or `None` after a skip.
 pub(crate) async fn two_nodes(s: &Story) -> Result<Option<[String; 2]>> {
     let mut nodes = s.takers().await?.into_iter().map(|(name, _)| name);

@@ -9,32 +9,20 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    kills::signal,
+    kills::{During, GUEST, Process, Victim, migration_rows, run_migrations},
     live_resize::{condition, run},
-    moves::{MINUTES, alone, arrived, begin, console, ended, two_nodes, vm, with_policy},
+    moves::{CHANGE_MEMORY, MINUTES, alone, arrived, begin, console, ended, slow, two_nodes, vm, with_policy},
     witness::Witness,
 };
 
 /// The resource of the device that the target needs.
 const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
-/// Changes 16 MiB of memory again and again, which no migration of the story can follow.
-pub(crate) const CHANGE_MEMORY: &str = "head -c 16777216 /dev/urandom >/source; \
-     { while :; do cat /source >/changing; done >/dev/null 2>&1 & }";
-
-/// A limit of the bandwidth below the rate of the changes, with a time limit of this many seconds.
-pub(crate) fn slow(seconds: u64, further: Value) -> Value {
-    let mut settings = json!({"bandwidthPerMigration": "4Mi", "completionTimeoutPerGiB": seconds});
-    if let (Some(settings), Some(further)) = (settings.as_object_mut(), further.as_object()) {
-        settings.extend(further.clone());
-    }
-    settings
-}
 
 /// Starts the guest, which changes its memory, and returns its witness.
 async fn busy(s: &Story) -> Result<Witness> {
-    s.apply(&vm("box", "Always")).await?;
-    s.wait_running("box").await?;
-    let mut guest = console(s, "box").await?;
+    s.apply(&vm(GUEST, "Always")).await?;
+    s.wait_running(GUEST).await?;
+    let mut guest = console(s, GUEST).await?;
     let witness = Witness::start(&mut guest).await?;
     run(&mut guest, CHANGE_MEMORY).await?;
     guest.leave().await?;
@@ -42,7 +30,7 @@ async fn busy(s: &Story) -> Result<Witness> {
 }
 
 async fn goes_on(s: &Story, witness: &Witness) -> Result<Witness> {
-    let mut guest = console(s, "box").await?;
+    let mut guest = console(s, GUEST).await?;
     let witness = Witness::goes_on(&mut guest, witness).await?;
     guest.leave().await?;
     Ok(witness)
@@ -50,13 +38,13 @@ async fn goes_on(s: &Story, witness: &Witness) -> Result<Witness> {
 
 /// Begins a migration and waits until the guest has left before its memory. Returns the names of the migration, and the VMI.
 async fn switched(s: &Story) -> Result<(String, Value)> {
-    let migration = begin(s, "box").await?;
+    let migration = begin(s, GUEST).await?;
     let uid = s.get("vmim", &migration).await?["metadata"]["uid"].clone();
     let shows = |vmi: &Value| {
         let state = &vmi["status"]["migrationState"];
         state["migrationUid"] == uid && (state["mode"] == "PostCopy" || state["completed"] == true)
     };
-    let vmi = s.wait("vmi", "box", "switch to post-copy", MINUTES, shows).await?;
+    let vmi = s.wait("vmi", GUEST, "switch to post-copy", MINUTES, shows).await?;
     let state = &vmi["status"]["migrationState"];
     ensure!(state["mode"] == "PostCopy", "{state}");
     Ok((migration, vmi))
@@ -70,18 +58,18 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
         }
         let mut witness = busy(s).await?;
         with_policy(s, slow(5, json!({})), async |_| {
-            let migration = ended(s, &begin(s, "box").await?).await?;
+            let migration = ended(s, &begin(s, GUEST).await?).await?;
             let reason = migration["status"]["migrationState"]["failureReason"].as_str().unwrap_or_default();
             ensure!(reason.contains("has been aborted"), "{}", migration["status"]);
-            alone(s, "box").await.map(drop)
+            alone(s, GUEST).await.map(drop)
         })
         .await
         .context("without permission")?;
         witness = goes_on(s, &witness).await?;
 
         with_policy(s, slow(25, json!({"allowWorkloadDisruption": true})), async |_| {
-            let before = s.get("vmi", "box").await?;
-            let vmi = arrived(s, &before, &begin(s, "box").await?).await?;
+            let before = s.get("vmi", GUEST).await?;
+            let vmi = arrived(s, &before, &begin(s, GUEST).await?).await?;
             ensure!(vmi["status"]["migrationState"]["mode"] == "Paused", "{}", vmi["status"]["migrationState"]);
             ensure!(condition(&vmi, "Paused").is_none(), "{}", vmi["status"]["conditions"]);
             Ok(())
@@ -91,19 +79,19 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
         witness = goes_on(s, &witness).await?;
 
         with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
-            let before = s.get("vmi", "box").await?;
+            let before = s.get("vmi", GUEST).await?;
             let begun = Instant::now();
             let (migration, _) = switched(s).await?;
             let left = begun.elapsed();
             // It cannot be undone any more.
-            s.virt(&["migrate-cancel", "box"]).await?;
+            s.virt(&["migrate-cancel", GUEST]).await?;
             let vmi =
-                s.wait("vmi", "box", "have moved", MINUTES, |vmi| vmi["status"]["migrationState"]["completed"] == true);
+                s.wait("vmi", GUEST, "have moved", MINUTES, |vmi| vmi["status"]["migrationState"]["completed"] == true);
             let state = vmi.await?["status"]["migrationState"].clone();
             eprintln!("the guest had left after {left:.1?}, and its memory after {:.1?}", begun.elapsed());
             ensure!(state["failed"] != true && state["mode"] == "PostCopy", "{state}");
             s.wait_gone("vmim", &migration, MINUTES).await?;
-            let pod = alone(s, "box").await?;
+            let pod = alone(s, GUEST).await?;
             ensure!(pod["spec"]["nodeName"] != before["status"]["nodeName"], "the VMI is where it was");
             let device = &pod["spec"]["containers"][0]["resources"]["limits"][USERFAULTFD];
             ensure!(device == "1", "{}", pod["spec"]["containers"][0]["resources"]);
@@ -153,44 +141,8 @@ fn guest_that_is_lost_in_post_copy_is_started_again() {
         let Some(nodes) = two_nodes(s).await? else { return Ok(()) };
         not_offered(s, &nodes).await?;
         busy(s).await?;
-        with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
-            for program in ["virt-handler", "qemu-system-x86_64"] {
-                lost(s, program).await.with_context(|| format!("{program} killed"))?;
-                // The new guest has memory to lose, too.
-                let mut guest = console(s, "box").await?;
-                run(&mut guest, CHANGE_MEMORY).await?;
-                guest.leave().await?;
-            }
-            Ok(())
-        })
-        .await
+        let victims = [Process::VirtHandler, Process::Qemu].map(Victim::Target);
+        let rows = migration_rows(&victims, |during, _| during == During::PostCopy);
+        run_migrations(s, &nodes, rows, false, |_| slow(5, json!({"allowPostCopy": true}))).await
     });
-}
-
-/// Kills a program at the target while the guest is in post-copy.
-async fn lost(s: &Story, program: &str) -> Result<()> {
-    let (migration, vmi) = switched(s).await?;
-    let pods = s.launcher_pods(&vmi).await?;
-    let target = pods.iter().find(|pod| pod["metadata"]["name"] == vmi["status"]["migrationState"]["targetPod"]);
-    let uid = target.and_then(|pod| pod["metadata"]["uid"].as_str()).context("no target pod")?;
-    kill(s, &vmi, "targetNode", program, if program == "virt-handler" { "" } else { uid }).await?;
-    let is_new = |now: &Value| now["metadata"]["uid"] != vmi["metadata"]["uid"] && now["status"]["phase"] == "Running";
-    s.wait("vmi", "box", "be started again", MINUTES, is_new).await?;
-    // The migration goes with its VMI.
-    s.wait_gone("vmim", &migration, MINUTES).await?;
-    alone(s, "box").await.map(drop)
-}
-
-/// Kills a program at an end of the migration.
-async fn kill(s: &Story, vmi: &Value, end: &str, program: &str, pod: &str) -> Result<()> {
-    let state = &vmi["status"]["migrationState"];
-    let node = s.enter_node(state[end].as_str().context("no node")?).await?;
-    let killed = node.run(&signal(program, pod, "KILL")).await;
-    node.leave().await?;
-    killed.with_context(|| format!("kill {program}"))?;
-    let now = s.get("vmi", "box").await?;
-    let state = &now["status"]["migrationState"];
-    ensure!(now["metadata"]["uid"] == vmi["metadata"]["uid"] && state["completed"] != true, "the kill missed: {state}");
-    eprintln!("{end}: killed {program} in post-copy");
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    Story, TIMEOUT,
+    Story, TIMEOUT, signal,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story_alone,
 };
@@ -13,7 +13,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     controller_rights::send,
-    kills::{MINUTES, in_guest, launcher_uid, signal},
+    kills::{MINUTES, in_guest, uid},
     manifests,
 };
 
@@ -67,7 +67,7 @@ async fn utility_volumes(s: &Story, files: &Storage) -> Result<()> {
     let directory = format!(
         "p=$(for p in /proc/[0-9]*; do grep -qs -e {} $p/cgroup && grep -qsx virt-launcher $p/comm && echo $p && break; \
          done); d=$p/root/run/kubevirt/hotplug-disks/notes",
-        launcher_uid(s).await?
+        uid(&s.launcher_pod("guest").await?)?
     );
     let found = node.run(&format!("{directory}; echo from-the-launcher > $d/note; stat -c %u $d")).await?;
     ensure!(found.trim() == "107", "the directory is of user {found}");
