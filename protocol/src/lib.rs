@@ -5,6 +5,9 @@
 pub mod channels;
 pub mod features;
 pub mod holder;
+mod unary;
+
+pub use unary::{Client, Unary};
 
 tonic::include_proto!("ferrovirt.launcher.v1");
 
