@@ -1,42 +1,29 @@
 //! Calls to one launcher, each with a deadline and bounded messages.
 
 use std::{
-    collections::BTreeSet,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use api::traceparent::TraceParent;
 use hyper_util::rt::TokioIo;
 use protocol::{
-    AbortMigrationRequest, CacheFile, Chunk, ConsoleInput, DumpMemoryRequest, FileSystemsRequest, FinishRequest,
-    FreezeRequest, GuestFileSystem, GuestReportReply, GuestReportRequest, GuestUser, HelloRequest, KillRequest,
-    LauncherState, MAX_CHUNK, MAX_MESSAGE_SIZE, MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest,
-    ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StatsReply, StatsRequest, SyncReply, SyncRequest,
-    TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersRequest, VmiOptions, WatchRequest,
-    features::{self, Feature},
-    launcher_client::LauncherClient,
+    Chunk, Client, ConsoleInput, Done, FileSystemsReply, GuestFileSystem, GuestReportReply, HelloReply, LauncherState,
+    MAX_CHUNK, MAX_MESSAGE_SIZE, ScreenshotReply, StatsReply, SyncReply, Unary, UsbInput, UsersReply, WatchRequest,
 };
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Code, Request, Response, Status, Streaming,
-    transport::{Channel, Endpoint, Uri},
+    transport::{Endpoint, Uri},
 };
 
 use super::paced::Paced;
 
 /// Limit of a call without much work.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Limit of Sync: libvirtd may still start, and disk images are created.
-pub(crate) const SYNC_TIMEOUT: Duration = Duration::from_secs(90);
 /// Limit of calls to the guest agent; virt-api waits 10 s for the answer.
-const GUEST_TIMEOUT: Duration = Duration::from_secs(8);
-/// Limit of statistics.
-const STATS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit of a freeze: the guest writes its caches first.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
+pub(crate) const GUEST_TIMEOUT: Duration = Duration::from_secs(8);
 /// Limit of the HTTP/2 preface.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle time before a keep-alive ping, and the limit of its answer. Without an answer the connection counts as lost.
@@ -118,19 +105,54 @@ pub(crate) fn bounded(text: &str) -> String {
     text.chars().take(MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The launcher's answer to Hello.
-#[derive(Debug)]
-pub(crate) struct Hello {
-    /// Version of the launcher.
-    pub(crate) version: String,
-    /// Optional features that both sides support.
-    pub(crate) features: BTreeSet<Feature>,
+/// An answer of a launcher. It is brought within bounds before anything reads it.
+pub(crate) trait Answer {
+    /// Largest message.
+    const SIZE: usize = ANSWER_LIMIT;
+
+    /// Cuts the lists.
+    fn bound(&mut self) {}
+}
+
+impl Answer for Done {}
+// `features::common` bounds the list.
+impl Answer for HelloReply {}
+impl Answer for StatsReply {}
+
+impl Answer for SyncReply {
+    fn bound(&mut self) {
+        cut(&mut self.timings);
+    }
+}
+
+impl Answer for ScreenshotReply {
+    const SIZE: usize = MAX_MESSAGE_SIZE;
+}
+
+impl Answer for GuestReportReply {
+    fn bound(&mut self) {
+        self.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
+        cut(&mut self.users);
+        cut_file_systems(&mut self.file_systems);
+    }
+}
+
+impl Answer for UsersReply {
+    fn bound(&mut self) {
+        cut(&mut self.users);
+    }
+}
+
+impl Answer for FileSystemsReply {
+    fn bound(&mut self) {
+        cut_file_systems(&mut self.file_systems);
+    }
 }
 
 /// A connection to one launcher. Cheap to clone; all clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Launcher {
-    client: LauncherClient<Channel>,
+    client: Client,
 }
 
 impl Launcher {
@@ -154,131 +176,36 @@ impl Launcher {
             .await
             .map_err(|_| LauncherError::Connect("no answer in time".into()))?
             .map_err(|error| LauncherError::Connect(bounded(&with_causes(&error))))?;
-        let client = LauncherClient::new(channel)
-            .max_decoding_message_size(ANSWER_LIMIT)
-            .max_encoding_message_size(MAX_MESSAGE_SIZE);
+        let client =
+            Client::new(channel).max_decoding_message_size(ANSWER_LIMIT).max_encoding_message_size(MAX_MESSAGE_SIZE);
         Ok(Self { client })
     }
 
-    /// Calls Hello with the UID of the VMI and the node's data; the launcher starts libvirtd. The launcher of another VMI
-    /// refuses.
-    pub(crate) async fn hello(
+    /// Sends a request and returns the answer, or fails after the limit.
+    pub(crate) async fn call<R: Unary<Reply: Answer>>(
         &self,
-        uid: &str,
-        capabilities_cache: Vec<CacheFile>,
-        allow_emulation: bool,
-    ) -> Result<Hello, LauncherError> {
-        let mut client = self.client.clone();
-        let request =
-            HelloRequest { capabilities_cache, allow_emulation, uid: uid.to_owned(), features: features::own() };
-        let reply = call("Hello", CALL_TIMEOUT, client.hello(request)).await?;
-        Ok(Hello { version: bounded(&reply.launcher_version), features: features::common(&reply.features) })
+        request: R,
+        limit: Duration,
+    ) -> Result<R::Reply, LauncherError> {
+        self.send(Request::new(request), limit).await
     }
 
-    /// Sends the desired VMI (JSON). With `trace`, the reply contains the times of the steps of a start.
-    pub(crate) async fn sync(
+    /// Sends a request with metadata.
+    pub(crate) async fn send<R: Unary<Reply: Answer>>(
         &self,
-        vmi: Vec<u8>,
-        options: VmiOptions,
-        trace: Option<&TraceParent>,
-    ) -> Result<SyncReply, LauncherError> {
-        let mut client = self.client.clone();
-        let mut request = Request::new(SyncRequest { vmi, options: Some(options) });
-        if let Some(value) = trace.and_then(|trace| trace.to_string().parse().ok()) {
-            request.metadata_mut().insert(TRACEPARENT, value);
-        }
-        let mut reply = call("Sync", SYNC_TIMEOUT, client.sync(request)).await?;
-        cut(&mut reply.timings);
-        Ok(reply)
+        request: Request<R>,
+        limit: Duration,
+    ) -> Result<R::Reply, LauncherError> {
+        let mut client = self.client.clone().max_decoding_message_size(R::Reply::SIZE);
+        let mut answer = within(R::NAME, limit, R::send(&mut client, request)).await?;
+        answer.bound();
+        Ok(answer)
     }
 
     /// Streams the current state and each change.
     pub(crate) async fn watch(&self) -> Result<Streaming<LauncherState>, LauncherError> {
         let mut client = self.client.clone();
-        call("Watch", CALL_TIMEOUT, client.watch(WatchRequest {})).await
-    }
-
-    /// Requests the shutdown of the guest; the launcher stops it by force after `grace_period_seconds`.
-    pub(crate) async fn shutdown(&self, grace_period_seconds: u64) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Shutdown", CALL_TIMEOUT, client.shutdown(ShutdownRequest { grace_period_seconds })).await.map(drop)
-    }
-
-    /// Stops the domain at once.
-    pub(crate) async fn kill(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Kill", CALL_TIMEOUT, client.kill(KillRequest {})).await.map(drop)
-    }
-
-    /// Requests a memory dump to a file that was handed over.
-    ///
-    /// # Errors
-    /// Fails if the launcher is gone or refuses it.
-    pub(crate) async fn dump_memory(&self, volume: String, file: String) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("DumpMemory", CALL_TIMEOUT, client.dump_memory(DumpMemoryRequest { volume, file })).await.map(drop)
-    }
-
-    /// Prepares the launcher to receive the domain of the VMI (JSON).
-    pub(crate) async fn prepare_migration(
-        &self,
-        migration: String,
-        vmi: Vec<u8>,
-        options: VmiOptions,
-    ) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        let request = PrepareMigrationRequest { migration, vmi, options: Some(options) };
-        call("PrepareMigration", SYNC_TIMEOUT, client.prepare_migration(request)).await.map(drop)
-    }
-
-    /// Begins to move the domain to another launcher.
-    pub(crate) async fn migrate(&self, request: MigrateRequest) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Migrate", CALL_TIMEOUT, client.migrate(request)).await.map(drop)
-    }
-
-    /// Aborts a migration in progress.
-    pub(crate) async fn abort_migration(&self, migration: String) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("AbortMigration", CALL_TIMEOUT, client.abort_migration(AbortMigrationRequest { migration }))
-            .await
-            .map(drop)
-    }
-
-    /// Pauses the vCPUs.
-    pub(crate) async fn pause(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Pause", CALL_TIMEOUT, client.pause(PauseRequest {})).await.map(drop)
-    }
-
-    /// Resumes the vCPUs.
-    pub(crate) async fn unpause(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Unpause", CALL_TIMEOUT, client.unpause(UnpauseRequest {})).await.map(drop)
-    }
-
-    /// Resets the domain.
-    pub(crate) async fn reset(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Reset", CALL_TIMEOUT, client.reset(ResetRequest {})).await.map(drop)
-    }
-
-    /// Reboots the guest.
-    pub(crate) async fn soft_reboot(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("SoftReboot", CALL_TIMEOUT, client.soft_reboot(SoftRebootRequest {})).await.map(drop)
-    }
-
-    /// Permits the launcher to exit after the final state was written.
-    pub(crate) async fn finish(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Finish", CALL_TIMEOUT, client.finish(FinishRequest {})).await.map(drop)
-    }
-
-    /// Returns a PNG screenshot of the first display.
-    pub(crate) async fn screenshot(&self) -> Result<Vec<u8>, LauncherError> {
-        let mut client = self.client.clone().max_decoding_message_size(MAX_MESSAGE_SIZE);
-        Ok(call("Screenshot", CALL_TIMEOUT, client.screenshot(ScreenshotRequest {})).await?.png)
+        within("Watch", CALL_TIMEOUT, client.watch(WatchRequest {})).await
     }
 
     /// Opens the serial console. With `replay` the retained output comes first.
@@ -291,7 +218,7 @@ impl Launcher {
         // The first message holds the options; the launcher waits for it before it answers.
         let first = ConsoleInput { data: Vec::new(), replay };
         sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
-        let output = call("Console", CALL_TIMEOUT, client.console(ReceiverStream::new(receiver))).await?;
+        let output = within("Console", CALL_TIMEOUT, client.console(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
@@ -299,7 +226,7 @@ impl Launcher {
     pub(crate) async fn vnc(&self) -> Result<(mpsc::Sender<Chunk>, Streaming<Chunk>), LauncherError> {
         let mut client = self.stream_client();
         let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        let output = call("Vnc", CALL_TIMEOUT, client.vnc(ReceiverStream::new(receiver))).await?;
+        let output = within("Vnc", CALL_TIMEOUT, client.vnc(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
@@ -314,70 +241,25 @@ impl Launcher {
         let first = UsbInput { data: Vec::new(), channel };
         sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
         let output =
-            call("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
+            within("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
         Ok((sender, output))
     }
 
-    /// Returns the report of the guest agent.
-    pub(crate) async fn guest_report(&self) -> Result<GuestReportReply, LauncherError> {
-        let mut client = self.client.clone();
-        let mut report = call("GuestReport", GUEST_TIMEOUT, client.guest_report(GuestReportRequest {})).await?;
-        report.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
-        cut(&mut report.users);
-        cut_file_systems(&mut report.file_systems);
-        Ok(report)
-    }
-
-    /// Lists the users logged in to the guest.
-    pub(crate) async fn users(&self) -> Result<Vec<GuestUser>, LauncherError> {
-        let mut client = self.client.clone();
-        let mut users = call("Users", GUEST_TIMEOUT, client.users(UsersRequest {})).await?.users;
-        cut(&mut users);
-        Ok(users)
-    }
-
-    /// Lists the file systems of the guest.
-    pub(crate) async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, LauncherError> {
-        let mut client = self.client.clone();
-        let reply = call("FileSystems", GUEST_TIMEOUT, client.file_systems(FileSystemsRequest {})).await?;
-        let mut systems = reply.file_systems;
-        cut_file_systems(&mut systems);
-        Ok(systems)
-    }
-
-    /// Freezes the file systems of the guest; they thaw automatically after so many seconds, unless that is 0.
-    pub(crate) async fn freeze(&self, unfreeze_timeout_seconds: u32) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Freeze", FREEZE_TIMEOUT, client.freeze(FreezeRequest { unfreeze_timeout_seconds })).await.map(drop)
-    }
-
-    /// Thaws the file systems of the guest.
-    pub(crate) async fn unfreeze(&self) -> Result<(), LauncherError> {
-        let mut client = self.client.clone();
-        call("Unfreeze", CALL_TIMEOUT, client.unfreeze(UnfreezeRequest {})).await.map(drop)
-    }
-
-    /// Returns libvirt's statistics of the domain.
-    pub(crate) async fn stats(&self) -> Result<StatsReply, LauncherError> {
-        let mut client = self.client.clone();
-        call("Stats", STATS_TIMEOUT, client.stats(StatsRequest {})).await
-    }
-
     /// Returns a client for streams, whose messages are chunks.
-    fn stream_client(&self) -> LauncherClient<Channel> {
+    fn stream_client(&self) -> Client {
         self.client.clone().max_decoding_message_size(MAX_CHUNK + 64).max_encoding_message_size(MAX_CHUNK + 64)
     }
 }
 
-async fn call<T>(
-    name: &'static str,
+async fn within<T>(
+    call: &'static str,
     limit: Duration,
     answer: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, LauncherError> {
     match tokio::time::timeout(limit, answer).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(LauncherError::from_status(name, &status)),
-        Err(_) => Err(LauncherError::Deadline { call: name, after: limit }),
+        Ok(Err(status)) => Err(LauncherError::from_status(call, &status)),
+        Err(_) => Err(LauncherError::Deadline { call, after: limit }),
     }
 }
 
@@ -434,7 +316,7 @@ mod tests {
         let (input, mut output) = launcher.console(false).await.unwrap();
         input.send(ConsoleInput { data: FLOOD.into(), replay: false }).await.unwrap();
         tokio::time::sleep(Duration::from_millis(500)).await;
-        launcher.stats().await.unwrap();
+        launcher.call(protocol::StatsRequest {}, CALL_TIMEOUT).await.unwrap();
         let mut read = 0;
         while read < FLOOD_LENGTH {
             read += output.message().await.unwrap().unwrap().data.iter().filter(|byte| **byte == b'x').count();

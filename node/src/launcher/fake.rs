@@ -165,6 +165,7 @@ impl LauncherService for Served {
         Ok(Response::new(Box::pin(WatchStream::new(self.0.state.subscribe()).map(Ok))))
     }
     async fn start_job(&self, request: Rpc<StartJobRequest>) -> Result<Response<Done>, Status> {
+        self.0.note("job");
         match request.into_inner().job {
             Some(Job::Shutdown(request)) => self.shutdown(Rpc::new(request)).await,
             Some(Job::MemoryDump(request)) => self.dump_memory(Rpc::new(request)).await,

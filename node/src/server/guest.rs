@@ -1,5 +1,7 @@
 //! Requests for the guest agent: its report, and freezing of file systems.
 
+use std::time::Duration;
+
 use api::{
     duration,
     subresources::{
@@ -15,10 +17,18 @@ use axum::{
     http::StatusCode,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use protocol::{GuestInfo, GuestReportReply};
+use protocol::{
+    FileSystemsRequest, FreezeRequest, GuestInfo, GuestReportReply, GuestReportRequest, UnfreezeRequest, UsersRequest,
+};
 
 use super::{Failure, Served, failed_call};
-use crate::vmi::{Event, Refusal};
+use crate::{
+    launcher::{CALL_TIMEOUT, GUEST_TIMEOUT},
+    vmi::{Event, Refusal},
+};
+
+/// Limit of a freeze: the guest writes its caches first.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
 
 pub(super) async fn os_info(
     State(served): State<Served>,
@@ -26,7 +36,7 @@ pub(super) async fn os_info(
 ) -> Result<Json<GuestAgentInfo>, Failure> {
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
-    let report = handle.launcher()?.guest_report().await.map_err(Refusal::from)?;
+    let report = handle.launcher()?.call(GuestReportRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
     Ok(Json(agent_info(report)))
 }
 
@@ -36,8 +46,8 @@ pub(super) async fn users(
 ) -> Result<Json<GuestUserList>, Failure> {
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
-    let users = handle.launcher()?.users().await.map_err(Refusal::from)?;
-    Ok(Json(GuestUserList { items: users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
+    let reply = handle.launcher()?.call(UsersRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
+    Ok(Json(GuestUserList { items: reply.users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
 }
 
 pub(super) async fn file_systems(
@@ -46,9 +56,9 @@ pub(super) async fn file_systems(
 ) -> Result<Json<GuestFileSystemList>, Failure> {
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
-    let systems = handle.launcher()?.file_systems().await.map_err(Refusal::from)?;
+    let reply = handle.launcher()?.call(FileSystemsRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
     Ok(Json(GuestFileSystemList {
-        items: systems.into_iter().map(file_system).collect(),
+        items: reply.file_systems.into_iter().map(file_system).collect(),
         metadata: ListMeta::default(),
     }))
 }
@@ -62,7 +72,8 @@ pub(super) async fn freeze(
     let body = body.map_err(|_| TimeoutError::Unavailable)?;
     let timeout = unfreeze_timeout(&body)?;
     let _slot = served.call_slot(&namespace)?;
-    if let Err(error) = handle.launcher()?.freeze(timeout).await {
+    let request = FreezeRequest { unfreeze_timeout_seconds: timeout };
+    if let Err(error) = handle.launcher()?.call(request, FREEZE_TIMEOUT).await {
         let text = failed_call(&error);
         served.vmis.publish(&handle, Event::warning("FreezeError", format!("Failed to freeze VMI: {text}")));
         return Err(Failure(StatusCode::BAD_REQUEST, text));
@@ -76,7 +87,7 @@ pub(super) async fn unfreeze(
 ) -> Result<StatusCode, Failure> {
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
-    let unfrozen = handle.launcher()?.unfreeze().await;
+    let unfrozen = handle.launcher()?.call(UnfreezeRequest {}, CALL_TIMEOUT).await;
     unfrozen.map_err(|error| Failure(StatusCode::BAD_REQUEST, failed_call(&error)))?;
     Ok(StatusCode::ACCEPTED)
 }

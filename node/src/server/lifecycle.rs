@@ -10,9 +10,13 @@ use axum::{
 };
 use bytes::Bytes;
 use daemon::quota::Slot;
+use protocol::ScreenshotRequest;
 
 use super::{Failure, Served};
-use crate::vmi::{Refusal, Request};
+use crate::{
+    launcher::CALL_TIMEOUT,
+    vmi::{Refusal, Request},
+};
 
 /// Size of the pieces in which a screenshot is sent.
 const PIECE: usize = 64 * 1024;
@@ -55,7 +59,7 @@ pub(super) async fn screenshot(
         let message = "too many screenshots on the node, try again later";
         Failure(StatusCode::TOO_MANY_REQUESTS, message.to_owned())
     })?;
-    let screenshot = launcher.screenshot().await.map_err(Refusal::from)?;
+    let screenshot = launcher.call(ScreenshotRequest {}, CALL_TIMEOUT).await.map_err(Refusal::from)?.png;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("image/png")),
         (header::CONTENT_LENGTH, HeaderValue::from(screenshot.len())),

@@ -4,11 +4,10 @@
 //! [`super::decide`] requests no second one. A panic in a call is passed on to the task, which [`super::restart`] restarts.
 
 use std::{
-    collections::BTreeSet,
     future::Future,
     net::IpAddr,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use api::{VirtualMachineInstance, constants::annotation::MIGRATION_PROGRESS};
@@ -17,7 +16,7 @@ use daemon::{
     tasks::panics,
     telemetry::{OpenSpan, Traces},
 };
-use protocol::{SyncReply, VmiOptions, features::Feature};
+use protocol::{PauseRequest, ResetRequest, SoftRebootRequest, UnpauseRequest};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -26,35 +25,26 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
+    call::{Answered, AnyCall, Connected},
     desired::{Desired, Metadata},
     effect::Effect,
     event::Event,
-    host::{Carrier, ConnectError, Host, NetworkFailure},
-    migration, nics,
-    observed::{Observed, Outcome},
+    host::{Carrier, ConnectError, Host},
+    observed::{Link, Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
-    resize,
-    trace::{LauncherSteps, StartTrace},
+    trace::StartTrace,
 };
 use crate::{
-    launcher::{self, Launcher, LauncherError, Report, with_causes},
+    launcher::{self, CALL_TIMEOUT, Launcher, LauncherError, Report},
     metrics::VmiMetrics,
     safe_dir::Peer,
 };
 
 /// Limit of a connection beyond the wait for the socket: checks of the peer, HTTP/2 preface, SELinux context.
 const CONNECT_LIMIT: Duration = Duration::from_secs(20);
-/// Limit of Hello, with the grant of devices before it.
-const HELLO_LIMIT: Duration = Duration::from_secs(35);
-/// Limit of the network setup.
-const NETWORK_LIMIT: Duration = Duration::from_secs(30);
-/// Limit of handing volumes over: two calls of some seconds for each, all at the same time.
-const VOLUMES_LIMIT: Duration = Duration::from_secs(20);
-/// Limit of Sync: libvirtd may still start, and disk images are created.
-const SYNC_LIMIT: Duration = Duration::from_secs(95);
-/// Limit of other calls to the launcher.
-const LAUNCHER_LIMIT: Duration = Duration::from_secs(25);
+/// Limit of the request of a user.
+const REQUEST_LIMIT: Duration = Duration::from_secs(25);
 /// Limit of calls to the API server.
 const RECORD_LIMIT: Duration = Duration::from_secs(20);
 
@@ -81,6 +71,8 @@ pub(super) enum Completed {
     Requested(PendingRequest, Result<(), Refusal>),
     /// A connection was opened: the launcher, its process, the SELinux context of its container.
     Connected(Result<(Launcher, Arc<Peer>, Option<String>), ConnectError>),
+    /// A call to the launcher ended.
+    Called(Answered),
     /// Any other effect ended.
     Outcome(Outcome),
 }
@@ -90,10 +82,7 @@ impl Completed {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Connected(Err(error)) => Some(error.to_string()),
-            Self::Outcome(Outcome::Greeted(_, Err(error))) | Self::Outcome(Outcome::Synced(_, _, Err(error))) => {
-                Some(error.to_string())
-            }
-            Self::Outcome(Outcome::Network(_, Err(failure))) => Some(failure.message.clone()),
+            Self::Called(answered) => answered.error.clone(),
             Self::Outcome(Outcome::Written(Err(error), _) | Outcome::Read(Err(error))) => Some(error.to_string()),
             Self::Requested(..) | Self::Connected(Ok(_)) | Self::Outcome(_) => None,
         }
@@ -160,23 +149,27 @@ impl Executor {
         number
     }
 
-    /// Drops a connection.
-    pub(super) fn disconnect(&mut self, number: u64) {
-        self.connection.take_if(|connection| connection.number == number);
+    /// Drops the connection, or follows the state of the VMI over it, as the link says.
+    pub(super) fn align(&mut self, link: &Link) {
+        match link {
+            Link::Down { .. } => self.connection = None,
+            Link::Up { greeted: true, .. } => self.follow(),
+            Link::Up { .. } => {}
+        }
     }
 
-    /// Starts to follow the state of the VMI over a connection.
-    pub(super) fn follow(&mut self, number: u64) {
-        if let Some(connection) = self.connection.as_mut().filter(|connection| connection.number == number) {
-            let (launcher, reports) = (connection.launcher.clone(), self.reports.clone());
-            let follow = async move {
-                if let Err(panic) = panics::catch(launcher::follow(launcher, number, reports.clone())).await {
-                    tracing::error!(%panic, "the follower of the launcher's state panicked");
-                    let _ = reports.send((number, Report::Lost(LauncherError::Lost("panic".into())))).await;
-                }
-            };
-            connection.follower = Some(tokio::spawn(follow.in_current_span()).abort_handle());
-        }
+    fn follow(&mut self) {
+        let Some(connection) = self.connection.as_mut().filter(|connection| connection.follower.is_none()) else {
+            return;
+        };
+        let (number, launcher, reports) = (connection.number, connection.launcher.clone(), self.reports.clone());
+        let follow = async move {
+            if let Err(panic) = panics::catch(launcher::follow(launcher, number, reports.clone())).await {
+                tracing::error!(%panic, "the follower of the launcher's state panicked");
+                let _ = reports.send((number, Report::Lost(LauncherError::Lost("panic".into())))).await;
+            }
+        };
+        connection.follower = Some(tokio::spawn(follow.in_current_span()).abort_handle());
     }
 
     /// Publishes an event for users.
@@ -234,115 +227,26 @@ impl Executor {
             }
             Effect::Publish(event) => records.publish(&vmi, event),
             Effect::Retire => {}
-            Effect::Hello
-            | Effect::SetUpNetwork { .. }
-            | Effect::HandVolumes { .. }
-            | Effect::Sync { .. }
-            | Effect::DumpMemory { .. }
-            | Effect::PrepareMigration { .. }
-            | Effect::Migrate { .. }
-            | Effect::AbortMigration { .. }
-            | Effect::Shutdown { .. }
-            | Effect::Kill
-            | Effect::Finish => self.call_launcher(&effect, observed),
+            Effect::Call(call) => self.call_launcher(call, observed),
         }
     }
 
-    fn call_launcher(&mut self, effect: &Effect, observed: &Observed) {
+    fn call_launcher(&mut self, call: Arc<dyn AnyCall>, observed: &Observed) {
         // Link and connection change together.
-        let Some(connection) = &self.connection else { return };
-        let (number, launcher, peer) = (connection.number, connection.launcher.clone(), connection.peer.clone());
-        let (host, vmi) = (self.host.clone(), observed.vmi.clone());
-        match *effect {
-            Effect::HandVolumes { ref pod, ref work } => {
-                let (pod, work) = (pod.clone(), work.clone());
-                let call = async move { host.hand_volumes(&peer, &pod, &vmi, work).await };
-                let late = Err(crate::safe_dir::Error::Timeout("volumes".into()).into());
-                self.outcome("volumes", VOLUMES_LIMIT, call, late, move |result| Outcome::Volumes(number, result));
-            }
-            Effect::Hello => {
-                let call = async move { hello(&*host, &launcher, &peer, &vmi).await };
-                let late = Err(deadline("Hello", HELLO_LIMIT));
-                self.outcome("hello", HELLO_LIMIT, call, late, move |result| Outcome::Greeted(number, result));
-            }
-            Effect::SetUpNetwork { ref release } => {
-                // An interface that is plugged in gets the queues that the launcher gives it.
-                let vmi = Arc::new(resize::for_launcher(&vmi, &observed.link).into_owned());
-                let (release, vmi) = (release.clone(), nics::with_shown_macs(&vmi));
-                let call = async move { host.set_up_network(&peer, &vmi, &release).await };
-                let late = Err(NetworkFailure { message: "not done within the time limit".into(), permanent: false });
-                self.outcome("network", NETWORK_LIMIT, call, late, move |result| Outcome::Network(number, result));
-            }
-            Effect::Sync { fingerprint } => {
-                let ready = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
-                let span = self.trace.span("sync");
-                let steps = span.as_ref().and_then(|span| self.trace.steps(span));
-                let mut vmi =
-                    resize::for_launcher(&migration::target::for_owner(observed), &observed.link).into_owned();
-                if observed.domain().is_alive() {
-                    nics::leave_out_unconnected(&mut vmi, &ready, observed.report.as_ref());
-                }
-                let options = VmiOptions { nics: ready, ..host.settings().options };
-                let call = async move { sync(&launcher, &vmi, options, steps).await };
-                let late = Err(deadline("Sync", SYNC_LIMIT));
-                self.call_in(span, "sync", SYNC_LIMIT, call, late, move |result| {
-                    Completed::Outcome(Outcome::Synced(number, fingerprint, result))
-                });
-            }
-            Effect::DumpMemory { ref volume, ref file } => {
-                let (volume, file) = (volume.clone(), file.clone());
-                let call = async move { launcher.dump_memory(volume, file).await };
-                let late = Err(deadline("DumpMemory", LAUNCHER_LIMIT));
-                self.outcome("dump", LAUNCHER_LIMIT, call, late, Outcome::DumpRequested);
-            }
-            Effect::PrepareMigration { migration: ref uid } => {
-                let nics = observed.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default();
-                let mut vmi = resize::for_launcher(&migration::target::for_launcher(&vmi), &observed.link).into_owned();
-                // The domain lacks what was plugged into its pod only.
-                nics::leave_out_unconnected(&mut vmi, &nics, None);
-                let options = VmiOptions { nics, ..host.settings().options };
-                let (uid, name) = (uid.clone(), uid.clone());
-                let call = async move {
-                    let json = encode("PrepareMigration", &vmi)?;
-                    launcher.prepare_migration(name, json, options).await
-                };
-                let late = Err(deadline("PrepareMigration", SYNC_LIMIT));
-                self.outcome("prepare", SYNC_LIMIT, call, late, move |result| Outcome::Prepared(number, uid, result));
-            }
-            Effect::Migrate { migration: ref uid } => {
-                let (uid, request) = (uid.clone(), migration::source::request(&vmi, uid));
-                let call = async move { launcher.migrate(request).await };
-                let late = Err(deadline("Migrate", LAUNCHER_LIMIT));
-                self.outcome("migrate", LAUNCHER_LIMIT, call, late, move |result| Outcome::Migrating(uid, result));
-            }
-            Effect::AbortMigration { migration: ref uid } => {
-                let uid = uid.clone();
-                let call = async move { launcher.abort_migration(uid).await };
-                let late = Err(deadline("AbortMigration", LAUNCHER_LIMIT));
-                self.outcome("abort", LAUNCHER_LIMIT, call, late, Outcome::Aborted);
-            }
-            Effect::Shutdown { grace } => {
-                let call = async move { launcher.shutdown(grace).await };
-                let late = Err(deadline("Shutdown", LAUNCHER_LIMIT));
-                self.outcome("shutdown", LAUNCHER_LIMIT, call, late, Outcome::Signalled);
-            }
-            Effect::Kill => {
-                let call = async move { launcher.kill().await };
-                self.outcome("kill", LAUNCHER_LIMIT, call, Err(deadline("Kill", LAUNCHER_LIMIT)), Outcome::Signalled);
-            }
-            Effect::Finish => {
-                let call = async move { launcher.finish().await };
-                let late = Err(deadline("Finish", LAUNCHER_LIMIT));
-                self.outcome("finish", LAUNCHER_LIMIT, call, late, Outcome::Finished);
-            }
-            Effect::Connect { .. }
-            | Effect::Carry(_)
-            | Effect::Write(..)
-            | Effect::WriteProgress(_)
-            | Effect::Read
-            | Effect::Publish(_)
-            | Effect::Retire => {}
-        }
+        let (Some(connection), Link::Up { features, .. }) = (&self.connection, &observed.link) else { return };
+        let span = self.trace.span(call.name());
+        let number = connection.number;
+        let to = Connected {
+            host: self.host.clone(),
+            launcher: connection.launcher.clone(),
+            peer: connection.peer.clone(),
+            features: features.clone(),
+            vmi: observed.vmi.clone(),
+            steps: span.as_ref().and_then(|span| self.trace.steps(span)),
+            limit: call.limit(),
+        };
+        let (name, limit, late) = (call.name(), call.limit(), call.clone());
+        self.call_in(span, name, limit, call.start(number, to), move || late.late(number), Completed::Called);
     }
 
     /// Starts the request of a user. Answers at once if no launcher is connected; returns true if a call was started.
@@ -354,20 +258,30 @@ impl Executor {
         let (request, records, vmi) = (pending.request, self.records.clone(), observed.vmi.clone());
         let call = async move {
             let (result, reason, message) = match request {
-                Request::Pause => (launcher.pause().await, "Paused", "VirtualMachineInstance paused"),
-                Request::Unpause => (launcher.unpause().await, "Unpaused", "VirtualMachineInstance unpaused"),
-                Request::Reset => (launcher.reset().await, "Reset", "VirtualMachineInstance reset"),
-                Request::SoftReboot => {
-                    (launcher.soft_reboot().await, "SoftRebooted", "VirtualMachineInstance soft rebooted")
+                Request::Pause => {
+                    (launcher.call(PauseRequest {}, CALL_TIMEOUT).await, "Paused", "VirtualMachineInstance paused")
                 }
+                Request::Unpause => (
+                    launcher.call(UnpauseRequest {}, CALL_TIMEOUT).await,
+                    "Unpaused",
+                    "VirtualMachineInstance unpaused",
+                ),
+                Request::Reset => {
+                    (launcher.call(ResetRequest {}, CALL_TIMEOUT).await, "Reset", "VirtualMachineInstance reset")
+                }
+                Request::SoftReboot => (
+                    launcher.call(SoftRebootRequest {}, CALL_TIMEOUT).await,
+                    "SoftRebooted",
+                    "VirtualMachineInstance soft rebooted",
+                ),
             };
             if result.is_ok() {
                 records.publish(&vmi, Event::normal(reason, message));
             }
-            result.map_err(Refusal::from)
+            result.map(drop).map_err(Refusal::from)
         };
-        let late = Err(deadline("the request", LAUNCHER_LIMIT).into());
-        self.call("request", LAUNCHER_LIMIT, call, late, move |result| Completed::Requested(pending, result));
+        let late = Err(LauncherError::Deadline { call: "the request", after: REQUEST_LIMIT }.into());
+        self.call("request", REQUEST_LIMIT, call, late, move |result| Completed::Requested(pending, result));
         true
     }
 
@@ -392,7 +306,7 @@ impl Executor {
         complete: impl FnOnce(T) -> Completed + Send + 'static,
     ) {
         let span = self.trace.span(name);
-        self.call_in(span, name, limit, call, late, complete);
+        self.call_in(span, name, limit, call, || late, complete);
     }
 
     /// Starts a call within a span.
@@ -402,7 +316,7 @@ impl Executor {
         name: &'static str,
         limit: Duration,
         call: impl Future<Output = T> + Send + 'static,
-        late: T,
+        late: impl FnOnce() -> T + Send + 'static,
         complete: impl FnOnce(T) -> Completed + Send + 'static,
     ) {
         let metrics = self.metrics.clone();
@@ -410,7 +324,7 @@ impl Executor {
             let started = Instant::now();
             let result = tokio::time::timeout(limit, call).await;
             metrics.observe_effect(name, started.elapsed(), result.is_ok());
-            let completed = complete(result.unwrap_or(late));
+            let completed = complete(result.unwrap_or_else(|_| late()));
             if let Some(mut span) = span
                 && let Some(error) = completed.failure()
             {
@@ -427,10 +341,6 @@ pub(super) fn reply(answer: oneshot::Sender<Result<(), Refusal>>, result: Result
     drop(answer.send(result));
 }
 
-fn deadline(call: &'static str, after: Duration) -> LauncherError {
-    LauncherError::Deadline { call, after }
-}
-
 async fn connect(
     host: &dyn Host,
     vmi: &VirtualMachineInstance,
@@ -445,49 +355,6 @@ async fn connect(
         }
         Err(error) => Err(ConnectError::Refused(error.to_string())),
     }
-}
-
-async fn hello(
-    host: &dyn Host,
-    launcher: &Launcher,
-    peer: &Arc<Peer>,
-    vmi: &VirtualMachineInstance,
-) -> Result<BTreeSet<Feature>, LauncherError> {
-    let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
-    let cache = host.equip(peer, vmi).await.map_err(|error| {
-        let message = with_causes(&error);
-        if peer.is_alive() {
-            LauncherError::Refused { call: "Hello", message, irrecoverable: false }
-        } else {
-            // Nothing else notices the end of a connection over which Hello was not answered.
-            LauncherError::Lost(message)
-        }
-    })?;
-    let reply = launcher.hello(uid, cache, host.settings().allow_emulation).await?;
-    tracing::debug!(version = reply.version, features = ?reply.features, "virt-launcher answered Hello");
-    Ok(reply.features)
-}
-
-async fn sync(
-    launcher: &Launcher,
-    vmi: &VirtualMachineInstance,
-    options: VmiOptions,
-    steps: Option<LauncherSteps>,
-) -> Result<SyncReply, LauncherError> {
-    let json = encode("Sync", vmi)?;
-    let reply = launcher.sync(json, options, steps.as_ref().map(LauncherSteps::context)).await?;
-    if let Some(steps) = steps {
-        steps.record(&reply.timings, SystemTime::now());
-    }
-    Ok(reply)
-}
-
-fn encode(call: &'static str, vmi: &VirtualMachineInstance) -> Result<Vec<u8>, LauncherError> {
-    serde_json::to_vec(vmi).map_err(|error| LauncherError::Refused {
-        call,
-        message: error.to_string(),
-        irrecoverable: true,
-    })
 }
 
 async fn write(

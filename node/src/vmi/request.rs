@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::observed::{Link, Observed};
+use super::observed::{Link, MIGRATE, Observed};
 use crate::launcher::LauncherError;
 
 /// A request of a user for a running VMI.
@@ -53,7 +53,7 @@ pub(super) fn admit(observed: &Observed, request: Request) -> Result<(), Refusal
         Request::Pause | Request::Unpause | Request::SoftReboot | Request::Reset => observed.domain().is_alive(),
     };
     // The target's launcher resumes the guest as it was when the migration began.
-    let is_moving = observed.copying().is_some() || observed.busy.migrate || observed.called_migration.is_some();
+    let is_moving = observed.copying().is_some() || observed.is_busy(MIGRATE) || observed.called_migration.is_some();
     match request {
         Request::Pause | Request::Unpause if observed.departing().is_some() && is_moving => Err(Refusal::Migrating),
         _ if possible => Ok(()),

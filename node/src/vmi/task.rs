@@ -17,7 +17,7 @@ use super::{
     event::Event,
     handle::{Feed, Handle},
     host::{ConnectError, Host},
-    observed::{GUEST_PANICKED, Link, Now, ObjectState, Observed, Outcome, Stage},
+    observed::{GUEST_PANICKED, Link, Now, ObjectState, Observed, Outcome, REQUEST, Stage},
     records::{Records, WriteError},
     request::{self, PendingRequest, Refusal, Request},
     role::Role,
@@ -86,6 +86,7 @@ impl Task {
         let mut stage = None;
         loop {
             let now = self.now();
+            self.executor.align(&self.observed.link);
             self.observed.note_role(now);
             // A migration goes on at the address at which it began.
             if self.observed.route.is_none() {
@@ -95,7 +96,7 @@ impl Task {
             self.handle.count_sync();
             for effect in decision.effects {
                 self.observed.begin(&effect, now);
-                if effect == Effect::Retire {
+                if matches!(effect, Effect::Retire) {
                     tracing::info!("the VMI has left this node");
                     return;
                 }
@@ -118,7 +119,7 @@ impl Task {
                 }
                 Some((connection, report)) = self.reports.recv() => self.apply_report(connection, report),
                 completed = self.executor.completed() => self.complete(completed),
-                Some(pending) = requests.recv(), if !self.observed.busy.request && self.held.is_none() => {
+                Some(pending) = requests.recv(), if !self.observed.is_busy(REQUEST) && self.held.is_none() => {
                     self.request(pending);
                 }
                 () = sleep_until(wake_at) => {}
@@ -158,7 +159,7 @@ impl Task {
             }
             Report::Lost(error) => {
                 tracing::info!(%error, "connection to virt-launcher lost");
-                self.disconnect(connection, now);
+                self.observed.apply_disconnect(connection, now);
             }
         }
     }
@@ -169,14 +170,13 @@ impl Task {
         }
     }
 
-    fn disconnect(&mut self, number: u64, now: Now) {
-        self.executor.disconnect(number);
-        self.observed.apply_disconnect(number, now);
-    }
-
     fn complete(&mut self, completed: Completed) {
         let now = self.now();
         let outcome = match completed {
+            Completed::Called(answered) => {
+                let events = (answered.apply)(&mut self.observed, now);
+                return self.publish(events);
+            }
             Completed::Outcome(outcome) => outcome,
             Completed::Requested(pending, result) => {
                 self.answer(pending, result, now);
@@ -199,12 +199,6 @@ impl Task {
             }
         };
         log(&outcome);
-        match &outcome {
-            Outcome::Greeted(number, Ok(_)) => self.executor.follow(*number),
-            // Nothing follows the connection yet that could notice its end.
-            Outcome::Greeted(number, Err(error)) if error.is_lost() => self.disconnect(*number, now),
-            _ => {}
-        }
         let events = self.observed.apply_outcome(outcome, self.executor.node(), now);
         self.publish(events);
     }
@@ -212,7 +206,11 @@ impl Task {
     /// Starts the request of a user, or answers with the reason against it.
     fn request(&mut self, pending: PendingRequest) {
         match request::admit(&self.observed, pending.request) {
-            Ok(()) => self.observed.busy.request = self.executor.request(pending, &self.observed),
+            Ok(()) => {
+                if self.executor.request(pending, &self.observed) {
+                    self.observed.busy.insert(REQUEST);
+                }
+            }
             Err(refusal) => reply(pending.answer, Err(refusal)),
         }
     }
@@ -266,16 +264,6 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 
 fn log(outcome: &Outcome) {
     match outcome {
-        Outcome::Network(_, Err(failure)) => tracing::warn!(error = %failure, "network setup failed"),
-        Outcome::Greeted(_, Err(error)) => tracing::warn!(%error, "Hello failed"),
-        Outcome::Synced(_, _, Err(error)) => tracing::warn!(%error, "Sync failed"),
-        Outcome::Synced(_, _, Ok(reply)) => tracing::info!(started = reply.started, "Sync succeeded"),
-        Outcome::Prepared(_, _, Err(error)) => tracing::warn!(%error, "PrepareMigration failed"),
-        Outcome::Migrating(_, Err(error)) => tracing::warn!(%error, "Migrate failed"),
-        Outcome::Migrating(migration, Ok(())) => tracing::info!(migration, "the migration has begun"),
-        Outcome::Aborted(Err(error)) => tracing::warn!(%error, "AbortMigration failed"),
-        Outcome::Signalled(Err(error)) => tracing::warn!(%error, "Shutdown or Kill failed"),
-        Outcome::Finished(Err(error)) if !error.is_lost() => tracing::warn!(%error, "Finish failed"),
         Outcome::Written(Err(WriteError::Conflict), _) => tracing::debug!("the object has changed since it was read"),
         Outcome::Written(Err(error), _) => tracing::warn!(%error, "cannot write the status"),
         Outcome::Read(Err(error)) => tracing::warn!(%error, "cannot read the object"),

@@ -18,13 +18,15 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use protocol::MigrationReport;
+use protocol::{MigrationReport, StatsRequest};
 
 use self::families::Families;
 use crate::launcher::Launcher;
 
 /// Launchers that are called at a time.
 const AT_ONCE: usize = 16;
+/// Limit of one call.
+const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of all calls of a scrape.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// Duration for which an answer is reused.
@@ -93,7 +95,7 @@ impl DomainMetrics {
             futures::stream::iter(domains)
                 .filter_map(|domain| std::future::ready(domain.launcher.clone().map(|launcher| (domain, launcher))))
                 .map(|(domain, launcher)| async move {
-                    let stats = launcher.stats().await;
+                    let stats = launcher.call(StatsRequest {}, STATS_TIMEOUT).await;
                     if let Err(error) = &stats {
                         tracing::debug!(uid = domain.uid, %error, "no metrics from virt-launcher");
                     }

@@ -3,21 +3,26 @@
 mod source;
 mod target;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use api::VmiPhase as Phase;
 
 use super::{
+    call::{AnyCall, Call},
     desired::Desired,
-    dump,
+    dump::{self, DumpMemory},
     effect::Effect,
     event::Event,
-    migration, nics,
-    observed::{Link, Now, ObjectState, Observed, WRITE_BURST, WRITE_INTERVAL},
+    hello::Hello,
+    migration,
+    nics::SetUpNetwork,
+    observed::{CONNECT, Link, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
+    power::{Finish, Kill, Shutdown},
     role::Role,
     status::{self, Loss},
-    volumes,
+    sync::SyncVmi,
+    volumes::{self, HandVolumes},
 };
 use crate::launcher::Candidates;
 
@@ -53,6 +58,10 @@ pub(super) struct Decision {
 impl Decision {
     fn push(&mut self, effect: Effect) {
         self.effects.push(effect);
+    }
+
+    fn call(&mut self, call: impl AnyCall) {
+        self.push(Effect::Call(Arc::new(call)));
     }
 
     fn wake(&mut self, at: Duration) {
@@ -98,7 +107,7 @@ pub(super) fn decide(observed: &Observed, now: Now) -> Decision {
 /// Reads the object: the known version may be outdated.
 fn read(observed: &Observed, now: Now, decision: &mut Decision) {
     let retry_at = observed.write_retry.as_ref().map_or(Duration::ZERO, |retry| retry.retry_at);
-    if !observed.busy.record && decision.due(retry_at, now) {
+    if !observed.is_busy(RECORD) && decision.due(retry_at, now) {
         decision.push(Effect::Read);
     }
 }
@@ -146,7 +155,7 @@ fn connect(observed: &Observed, now: Now, decision: &mut Decision) {
         decision.wake(at);
     }
     let Candidates::One(pod) = &observed.facts.pods else { return };
-    if !observed.busy.connect && decision.due(*retry_at, now) {
+    if !observed.is_busy(CONNECT) && decision.due(*retry_at, now) {
         let within = if over { LAST_CONNECT_WAIT } else { CONNECT_WAIT };
         decision.push(Effect::Connect { pod: pod.clone(), within });
     }
@@ -167,8 +176,8 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
         decision.wake(at);
     }
     let retry_at = observed.call_at();
-    if !greeted && !observed.busy.hello && decision.due(retry_at, now) {
-        decision.push(Effect::Hello);
+    if !greeted && !observed.is_busy(Hello::SLOT) && decision.due(retry_at, now) {
+        decision.call(Hello);
     }
     source::advance(observed, now, decision);
     if !observed.facts.is_final() && !observed.is_leaving() {
@@ -191,7 +200,7 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.is_leaving() && !observed.facts.is_final() {
         if domain.is_alive() {
             stop(observed, now, decision);
-        } else if !matches!(domain, Domain::Unclear) && !observed.busy.sync {
+        } else if !matches!(domain, Domain::Unclear) && !observed.is_busy(SYNC) {
             finish(observed, now, decision);
         }
         return;
@@ -199,7 +208,7 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     // The phase became final while the domain runs: the domain has to end as well.
     if domain.is_alive() {
         kill(observed, now, decision);
-    } else if !observed.busy.sync {
+    } else if !observed.is_busy(SYNC) {
         finish(observed, now, decision);
     }
 }
@@ -220,24 +229,26 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     // Neither changes what the other was given.
-    if let (false, false, Some(release)) = (observed.busy.network, observed.busy.sync, nics::network_work(observed))
+    let is_busy = observed.is_busy(SetUpNetwork::SLOT) || observed.is_busy(SYNC);
+    if !is_busy
+        && let Some(work) = SetUpNetwork::of(observed)
         && decision.due(retry_at, now)
     {
-        decision.push(Effect::SetUpNetwork { release });
+        decision.call(work);
         return hand_volumes(observed, now, decision);
     }
     hand_volumes(observed, now, decision);
-    if let Some(request) = dump::request(observed).filter(|_| !observed.busy.dump)
+    if let Some(request) = dump::request(observed).filter(|_| !observed.is_busy(DumpMemory::SLOT))
         && decision.due(observed.dump_at, now)
     {
-        decision.push(request);
+        decision.call(request);
     }
     let startable = match domain {
         Domain::Alive => true,
         Domain::None | Domain::Ended(End::Unknown) => !observed.ran && observed.facts.phase != Phase::Running,
         Domain::Unclear | Domain::ShuttingDown | Domain::Ended(_) => false,
     };
-    let ready = *networked && startable && !observed.busy.sync && !observed.busy.network;
+    let ready = *networked && startable && !is_busy;
     if !ready {
         return;
     }
@@ -247,11 +258,10 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     {
         return;
     }
-    let fingerprint = observed.facts.fingerprint;
     let io_pause = observed.io_pause.filter(|pause| pause.running_since.is_none()).map(|pause| pause.retry_at);
     let item_retry = observed.item_retry.map(|retry| retry.retry_at);
     // Sync is repeated at growing intervals for a guest that an I/O error paused, and for items that failed.
-    let sync_at = match (io_pause, *synced == Some(fingerprint)) {
+    let sync_at = match (io_pause, *synced == Some(observed.facts.fingerprint)) {
         (Some(at), _) => Some(at),
         (None, true) => item_retry,
         (None, false) => Some(Duration::ZERO),
@@ -259,23 +269,23 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if let Some(at) = sync_at
         && decision.due(at.max(retry_at), now)
     {
-        decision.push(Effect::Sync { fingerprint });
+        decision.call(SyncVmi::of(observed));
     }
 }
 
 /// Hands hot-plugged volumes to the launcher and takes back those that the VMI no longer has.
 fn hand_volumes(observed: &Observed, now: Now, decision: &mut Decision) {
-    let (false, Candidates::One(pod)) = (observed.busy.volumes, &observed.facts.pods) else { return };
+    let (false, Candidates::One(pod)) = (observed.is_busy(HandVolumes::SLOT), &observed.facts.pods) else { return };
     if let Some((work, at)) = volumes::plan(observed)
         && decision.due(at, now)
     {
-        decision.push(Effect::HandVolumes { pod: pod.clone(), work });
+        decision.call(HandVolumes { pod: pod.clone(), work });
     }
 }
 
 /// The object is deleted: requests the shutdown repeatedly, and stops the domain by force after the grace period.
 fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.busy.power {
+    if observed.is_busy(Kill::SLOT) {
         return;
     }
     let grace = Duration::from_secs(observed.facts.grace);
@@ -284,7 +294,7 @@ fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     let Some(stopping) = observed.stopping else {
-        decision.push(Effect::Shutdown { grace: observed.facts.grace });
+        decision.call(Shutdown { grace: observed.facts.grace });
         decision.push(Effect::Publish(Event::normal("ShuttingDown", "Signaled Graceful Shutdown")));
         return;
     };
@@ -301,19 +311,19 @@ fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
     // A guest that is booting or busy can miss the power button.
     if observed.domain() != Domain::ShuttingDown && decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
         let left = (stopping.since + grace).saturating_sub(now.since_start);
-        decision.push(Effect::Shutdown { grace: left.as_secs().max(1) });
+        decision.call(Shutdown { grace: left.as_secs().max(1) });
     }
 }
 
 fn kill(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.busy.power {
+    if observed.is_busy(Kill::SLOT) {
         return;
     }
     match observed.stopping {
         Some(stopping) if stopping.killed && !decision.due(stopping.signalled + SIGNAL_INTERVAL, now) => {}
-        Some(stopping) if stopping.killed => decision.push(Effect::Kill),
+        Some(stopping) if stopping.killed => decision.call(Kill),
         _ => {
-            decision.push(Effect::Kill);
+            decision.call(Kill);
             decision.push(Effect::Publish(Event::normal("Deleted", "VirtualMachineInstance stopping")));
         }
     }
@@ -321,7 +331,7 @@ fn kill(observed: &Observed, now: Now, decision: &mut Decision) {
 
 /// The domain ended. The launcher may exit once the status contains it, or if there is nothing to write.
 fn finish(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.busy.finish || observed.busy.power {
+    if observed.is_busy(Finish::SLOT) || observed.is_busy(Kill::SLOT) {
         return;
     }
     if observed.domain() == Domain::None
@@ -343,12 +353,12 @@ fn finish(observed: &Observed, now: Now, decision: &mut Decision) {
     }
     // A launcher that still waits for its first Sync is ended by Kill.
     let waits = observed.domain() == Domain::None && !observed.stopping.is_some_and(|stopping| stopping.killed);
-    decision.push(if waits { Effect::Kill } else { Effect::Finish });
+    if waits { decision.call(Kill) } else { decision.call(Finish) }
 }
 
 /// Keeps the status up to date.
 fn write(observed: &Observed, desired: Option<Desired>, now: Now, decision: &mut Decision) {
-    if observed.busy.record {
+    if observed.is_busy(RECORD) {
         return;
     }
     if let Some(at) = migration::completion::limit(observed, now) {

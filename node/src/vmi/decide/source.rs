@@ -3,7 +3,14 @@
 use protocol::features::Feature;
 
 use super::*;
-use crate::vmi::{migration::source::Progress, migration_facts::Route};
+use crate::vmi::{
+    migration::{
+        calls::{AbortMigration, Migrate},
+        source::Progress,
+    },
+    migration_facts::Route,
+    observed::REQUEST,
+};
 
 /// Time in which the domain of another node's VMI ends by itself.
 const END_WAIT: Duration = Duration::from_secs(30);
@@ -41,15 +48,14 @@ pub(super) fn carry(observed: &Observed, decision: &mut Decision) {
 }
 
 fn is_called(observed: &Observed, uid: &str) -> bool {
-    observed.busy.migrate || observed.called_migration.as_deref() == Some(uid)
+    observed.is_busy(Migrate::SLOT) || observed.called_migration.as_deref() == Some(uid)
 }
 
 /// Returns true if the launcher can be asked to begin: the domain runs and nothing changes it.
 fn may_begin(observed: &Observed) -> bool {
     let Link::Up { greeted: true, features, .. } = &observed.link else { return false };
-    let busy = observed.busy;
-    let is_idle = !busy.sync && !busy.network && !busy.volumes && !busy.dump && !busy.power && !busy.request;
-    is_idle
+    const CHANGES: [&str; 6] = [SYNC, SetUpNetwork::SLOT, HandVolumes::SLOT, DumpMemory::SLOT, Kill::SLOT, REQUEST];
+    !CHANGES.iter().any(|slot| observed.is_busy(slot))
         && observed.reported
         && observed.domain() == Domain::Alive
         && features.contains(&Feature::LiveMigration)
@@ -72,7 +78,7 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
     match migration::source::progress(observed, migration) {
         Progress::Waiting if migration.endpoint.is_some() && !is_called(observed, &migration.uid) => {
             if may_begin(observed) && !migration.abort_requested && decision.due(observed.call_at(), now) {
-                decision.push(Effect::Migrate { migration: migration.uid.clone() });
+                decision.call(Migrate::of(observed, &migration.uid));
             }
         }
         // The launcher accepted the migration, and its report is under way.
@@ -80,9 +86,9 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
         Progress::Waiting | Progress::Copying(_) => {
             let is_asked = observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
             let is_wanted = migration.abort_requested || observed.is_leaving() || observed.facts.is_final();
-            let is_busy = observed.busy.abort || observed.busy.migrate;
+            let is_busy = observed.is_busy(AbortMigration::SLOT) || observed.is_busy(Migrate::SLOT);
             if is_wanted && !is_asked && !is_busy && decision.due(observed.call_at(), now) {
-                decision.push(Effect::AbortMigration { migration: migration.uid.clone() });
+                decision.call(AbortMigration { migration: migration.uid.clone() });
             }
         }
         Progress::Gone(_) | Progress::Failed { .. } => {}
@@ -103,32 +109,32 @@ pub(super) fn leave(observed: &Observed, now: Now, decision: &mut Decision) {
                 decision.push(Effect::Retire);
                 return;
             };
-            if !observed.busy.connect && decision.due(*retry_at, now) {
+            if !observed.is_busy(CONNECT) && decision.due(*retry_at, now) {
                 decision.push(Effect::Connect { pod: pod.clone(), within: LAST_CONNECT_WAIT });
             }
         }
         Link::Up { greeted: false, .. } => {
-            if !observed.busy.hello && decision.due(observed.call_at(), now) {
-                decision.push(Effect::Hello);
+            if !observed.is_busy(Hello::SLOT) && decision.due(observed.call_at(), now) {
+                decision.call(Hello);
             }
         }
-        Link::Up { .. } if !observed.reported || observed.busy.finish || observed.busy.power => {}
+        Link::Up { .. } if !observed.reported || observed.is_busy(Finish::SLOT) || observed.is_busy(Kill::SLOT) => {}
         Link::Up { .. } => match observed.domain() {
-            Domain::Ended(_) if decision.due(observed.call_at(), now) => decision.push(Effect::Finish),
+            Domain::Ended(_) if decision.due(observed.call_at(), now) => decision.call(Finish),
             Domain::Ended(_) => {}
             // A restarted launcher that finds no domain is ended by Kill.
             Domain::None => {
                 let since = observed.no_domain_since.unwrap_or(left_at);
                 if decision.due((since + SEARCH_LIMIT).max(observed.call_at()), now) {
                     let is_killed = observed.stopping.is_some_and(|stopping| stopping.killed);
-                    decision.push(if is_killed { Effect::Finish } else { Effect::Kill });
+                    if is_killed { decision.call(Finish) } else { decision.call(Kill) }
                 }
             }
             // Never two guests. The report of the end may be under way.
             Domain::Alive | Domain::ShuttingDown | Domain::Unclear => {
                 let again = observed.stopping.map_or(Duration::ZERO, |stopping| stopping.signalled + SIGNAL_INTERVAL);
                 if decision.due((left_at + END_WAIT).max(again), now) {
-                    decision.push(Effect::Kill);
+                    decision.call(Kill);
                 }
             }
         },

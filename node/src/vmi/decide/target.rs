@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::vmi::{
-    migration::target::{self, Progress},
+    migration::{
+        calls::{AbortMigration, PrepareMigration},
+        target::{self, Progress},
+    },
     migration_facts::{Migration, Route},
 };
 
@@ -22,34 +25,36 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     }
     let Candidates::One(pod) = &observed.facts.pods else { return };
     if let Link::Down { retry_at, .. } = &observed.link {
-        if !observed.busy.connect && decision.due(*retry_at, now) {
+        if !observed.is_busy(CONNECT) && decision.due(*retry_at, now) {
             decision.push(Effect::Connect { pod: pod.clone(), within: CONNECT_WAIT });
         }
         return;
     }
     if progress == Progress::Connecting {
-        if !observed.busy.hello && decision.due(observed.call_at(), now) {
-            decision.push(Effect::Hello);
+        if !observed.is_busy(Hello::SLOT) && decision.due(observed.call_at(), now) {
+            decision.call(Hello);
         }
         return;
     }
     let is_over = matches!(progress, Progress::NotMoved(_) | Progress::Moved(_));
-    let is_asked = observed.busy.abort || observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
+    let is_asked =
+        observed.is_busy(AbortMigration::SLOT) || observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
     if let Some(at) = target::decides_at(observed, migration)
         && decision.due(at, now)
         && !is_over
         && !is_asked
     {
-        decision.push(Effect::AbortMigration { migration: migration.uid.clone() });
+        decision.call(AbortMigration { migration: migration.uid.clone() });
     }
     let failed = migration.endpoint.is_none() && target::failure(observed, migration).is_some();
     if is_over || failed {
         return;
     }
-    if let (false, Some(release)) = (observed.busy.network, nics::network_work(observed))
+    if !observed.is_busy(SetUpNetwork::SLOT)
+        && let Some(work) = SetUpNetwork::of(observed)
         && decision.due(observed.call_at(), now)
     {
-        decision.push(Effect::SetUpNetwork { release });
+        decision.call(work);
     }
     hand_volumes(observed, now, decision);
     let is_prepared = observed.prepared_migration.as_deref() == Some(migration.uid.as_str());
@@ -57,10 +62,10 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.reported
         && target::is_equipped(observed)
         && !is_prepared
-        && !observed.busy.prepare
+        && !observed.is_busy(PrepareMigration::SLOT)
         && decision.due(observed.call_at(), now)
     {
-        decision.push(Effect::PrepareMigration { migration: migration.uid.clone() });
+        decision.call(PrepareMigration::of(observed, &migration.uid));
     }
 }
 
@@ -92,7 +97,7 @@ pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
     let removal = target::desired(observed, now).filter(|_| observed.object == ObjectState::Current);
     let is_recorded = removal.is_none() && observed.object != ObjectState::Unverified;
     write(observed, removal, now, decision);
-    if end_launcher(observed, now, decision) && is_recorded && !observed.busy.record {
+    if end_launcher(observed, now, decision) && is_recorded && !observed.is_busy(RECORD) {
         decision.push(Effect::Retire);
     }
 }
@@ -112,11 +117,11 @@ fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool 
     if observed.finished || !matches!(observed.link, Link::Up { greeted: true, .. }) {
         return true;
     }
-    if observed.busy.power || observed.busy.finish || observed.busy.prepare {
+    if [Kill::SLOT, Finish::SLOT, PrepareMigration::SLOT].iter().any(|slot| observed.is_busy(slot)) {
         return false;
     }
     let Some(stopping) = observed.stopping.filter(|stopping| stopping.killed) else {
-        decision.push(Effect::Kill);
+        decision.call(Kill);
         return false;
     };
     if !decision.due_before(stopping.since + LAST_CONNECT_LIMIT, now) {
@@ -124,10 +129,10 @@ fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool 
     }
     if observed.domain().is_alive() {
         if decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
-            decision.push(Effect::Kill);
+            decision.call(Kill);
         }
     } else if decision.due(observed.call_at(), now) {
-        decision.push(Effect::Finish);
+        decision.call(Finish);
     }
     false
 }

@@ -15,6 +15,7 @@
 //!   silent (docs/design/migration.md).
 //! ```
 
+pub(super) mod calls;
 pub(super) mod completion;
 pub(super) mod progress;
 pub(super) mod source;

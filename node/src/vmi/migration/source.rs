@@ -14,7 +14,7 @@ use crate::{
         desired::Metadata,
         event::Event,
         migration_facts::Migration,
-        observed::{Link, Now, Observed},
+        observed::{Link, MIGRATE, Now, Observed},
     },
 };
 
@@ -69,7 +69,7 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
     if let Some(refused) = refused.filter(|refused| refused.permanent || refused.count >= ATTEMPTS) {
         return failed(&bounded(&refused.message));
     }
-    let is_called = observed.busy.migrate || observed.called_migration.as_deref() == Some(migration.uid.as_str());
+    let is_called = observed.is_busy(MIGRATE) || observed.called_migration.as_deref() == Some(migration.uid.as_str());
     if (migration.abort_requested || observed.is_leaving()) && !is_called && !migration.started {
         return Progress::Failed { reason: ABORTED.into(), aborted: migration.abort_requested, end: 0 };
     }

@@ -83,7 +83,7 @@ impl Link {
 
 impl Observed {
     /// Returns the link if it is still this connection.
-    pub(super) fn link_of(&mut self, connection: u64) -> Option<&mut Link> {
+    pub(in crate::vmi) fn link_of(&mut self, connection: u64) -> Option<&mut Link> {
         let current = matches!(self.link, Link::Up { connection: current, .. } if current == connection);
         current.then_some(&mut self.link)
     }

@@ -7,19 +7,18 @@ mod link;
 mod outcome;
 mod report;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use protocol::{LauncherState, MigrationStep};
 
 pub(super) use self::{
     link::Link,
-    outcome::Outcome,
+    outcome::{Outcome, pause},
     report::{GUEST_PANICKED, IoPause},
 };
 use super::{
     conditions,
-    effect::Effect,
     facts::Facts,
     launcher_volumes::LauncherVolumes,
     migration_facts::Route,
@@ -30,8 +29,6 @@ use crate::network::PodNetwork;
 
 /// Lowest average interval of writes to one VMI, independent of the reports of its launcher.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(2);
-/// Pause before a launcher is asked for a memory dump again.
-const DUMP_RETRY: Duration = Duration::from_secs(5);
 /// Writes that may follow each other at once: more than a start and the requests of a user need.
 pub(super) const WRITE_BURST: u32 = 12;
 
@@ -101,36 +98,16 @@ pub(super) struct RefusedMigration {
     pub(super) permanent: bool,
 }
 
-/// Calls in progress: at most one of each kind, so that their number is bounded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Busy {
-    /// Waiting for the socket, connecting.
-    pub(super) connect: bool,
-    /// Hello.
-    pub(super) hello: bool,
-    /// Network setup.
-    pub(super) network: bool,
-    /// Hot-plugged volumes.
-    pub(super) volumes: bool,
-    /// Sync.
-    pub(super) sync: bool,
-    /// Request of a memory dump.
-    pub(super) dump: bool,
-    /// Preparation of the target of a migration.
-    pub(super) prepare: bool,
-    /// Begin of a migration.
-    pub(super) migrate: bool,
-    /// Abort of a migration.
-    pub(super) abort: bool,
-    /// Shutdown or Kill.
-    pub(super) power: bool,
-    /// Finish.
-    pub(super) finish: bool,
-    /// Write or read of the object.
-    pub(super) record: bool,
-    /// Request of a user.
-    pub(super) request: bool,
-}
+/// Slots of calls in progress, beside those of calls to the launcher.
+pub(super) const CONNECT: &str = "connect";
+/// Write or read of the object.
+pub(super) const RECORD: &str = "record";
+/// Request of a user.
+pub(super) const REQUEST: &str = "request";
+/// Sync.
+pub(super) const SYNC: &str = "sync";
+/// Begin of a migration.
+pub(super) const MIGRATE: &str = "migrate";
 
 /// Everything that the task of a VMI has observed.
 #[derive(Clone, Debug)]
@@ -224,8 +201,8 @@ pub(super) struct Observed {
     pub(super) was_target: bool,
     /// Time of the last write of a migration's progress.
     pub(super) progress_written_at: Option<Duration>,
-    /// Calls in progress.
-    pub(super) busy: Busy,
+    /// Slots of the calls in progress.
+    pub(super) busy: BTreeSet<&'static str>,
 }
 
 /// Stage of a VMI for logs; see the diagram in [`super`].
@@ -302,7 +279,7 @@ impl Observed {
             source_gone_since: None,
             not_moved_since: None,
             progress_written_at: None,
-            busy: Busy::default(),
+            busy: BTreeSet::new(),
         }
     }
 
@@ -321,39 +298,9 @@ impl Observed {
         self.facts.deleting || matches!(self.object, ObjectState::Deleted(_))
     }
 
-    /// Marks an effect as in progress.
-    pub(super) fn begin(&mut self, effect: &Effect, now: Now) {
-        match effect {
-            Effect::Connect { .. } => self.busy.connect = true,
-            Effect::Hello => self.busy.hello = true,
-            Effect::SetUpNetwork { .. } => self.busy.network = true,
-            Effect::HandVolumes { .. } => self.busy.volumes = true,
-            Effect::Sync { .. } => self.busy.sync = true,
-            Effect::DumpMemory { .. } => {
-                self.busy.dump = true;
-                self.dump_at = now.since_start + DUMP_RETRY;
-            }
-            Effect::Carry(route) => self.route.clone_from(route),
-            Effect::PrepareMigration { .. } => self.busy.prepare = true,
-            Effect::Migrate { .. } => self.busy.migrate = true,
-            Effect::AbortMigration { migration } => {
-                self.busy.abort = true;
-                self.aborted_migration = Some(migration.clone());
-            }
-            Effect::Shutdown { .. } | Effect::Kill => {
-                self.busy.power = true;
-                let killed = matches!(effect, Effect::Kill);
-                let since = self.stopping.map_or(now.since_start, |stopping| stopping.since);
-                self.stopping = Some(Stopping { since, signalled: now.since_start, killed });
-            }
-            Effect::Finish => self.busy.finish = true,
-            Effect::WriteProgress(_) => {
-                self.busy.record = true;
-                self.progress_written_at = Some(now.since_start);
-            }
-            Effect::Write(..) | Effect::Read => self.busy.record = true,
-            Effect::Publish(_) | Effect::Retire => {}
-        }
+    /// Returns true while a call of this slot is in progress.
+    pub(super) fn is_busy(&self, slot: &str) -> bool {
+        self.busy.contains(slot)
     }
 
     /// Returns the stage for logs.

@@ -95,7 +95,7 @@ impl Observed {
     }
 
     /// Counts a Sync as an attempt of every repeated Sync.
-    pub(super) fn delay_retries(&mut self, now: Now) {
+    pub(in crate::vmi) fn delay_retries(&mut self, now: Now) {
         if let Some(pause) = &mut self.io_pause {
             pause.attempts = pause.attempts.saturating_add(1);
             pause.retry_at = now.since_start + retry_pause(pause.attempts);

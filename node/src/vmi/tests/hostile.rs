@@ -94,7 +94,7 @@ async fn cve_2026_13208_reports_of_a_launcher_apply_to_the_vmi_of_its_socket_onl
     let written = written.await;
     assert_eq!(written.metadata.uid.as_deref(), Some("u1"));
     let launcher = stage.vmis.get("ns", "m").unwrap().launcher().unwrap();
-    let report = launcher.guest_report().await.unwrap();
+    let report = launcher.call(protocol::GuestReportRequest {}, PATIENCE).await.unwrap();
     assert_eq!(report.guest.unwrap().hostname, "web", "the answer of this socket");
     // The domain ends: only its own VMI ends.
     stage.launcher.become_(Lifecycle::Shutoff, &claim());

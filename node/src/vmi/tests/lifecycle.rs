@@ -2,7 +2,7 @@
 
 use api::traceparent::TraceParent;
 use daemon::telemetry::Traces;
-use protocol::{GuestAgent, GuestInfo, Lifecycle};
+use protocol::{GuestAgent, GuestInfo, Lifecycle, features::Feature};
 use tonic::Status;
 
 use super::*;
@@ -85,6 +85,22 @@ async fn a_deleted_vmi_is_shut_down_recorded_and_released() {
     stage.records.objects.lock().unwrap().clear();
     stage.vmis.remove("ns", "m");
     stage.until_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_launcher_of_an_older_release_gets_a_call_for_each_job() {
+    for offers_jobs in [true, false] {
+        let stage = Stage::new();
+        if !offers_jobs {
+            stage.launcher.features.lock().unwrap().retain(|name| name != Feature::Jobs.name());
+        }
+        stage.host.serve(&stage.launcher);
+        stage.vmis.apply(Arc::new(stage.records.put(&vmi("m", "u1"))));
+        stage.until_phase(&Phase::Running).await;
+        stage.change(|vmi| vmi["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        stage.until_called("shutdown 30").await;
+        assert_eq!(stage.launcher.calls().contains(&"job".to_owned()), offers_jobs);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

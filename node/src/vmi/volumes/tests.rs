@@ -5,11 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    vmi::{
-        effect::Effect,
-        launcher_volumes::LauncherVolumes,
-        observed::{Now, Outcome},
-    },
+    vmi::{effect::Effect, launcher_volumes::LauncherVolumes},
     volumes::{Failure, Volumes},
 };
 
@@ -126,9 +122,9 @@ fn nothing_is_taken_back_before_the_domain_is_known_to_be_in_line() {
     let ready = [entry("data", "Ready", POD)];
     let mut waiting = observed(&[], &ready, &["data"], &[]);
     assert!(plan(&waiting).is_some());
-    waiting.busy.sync = true;
+    waiting.busy.insert(SYNC);
     assert_eq!(plan(&waiting), None);
-    waiting.busy.sync = false;
+    waiting.busy.remove(SYNC);
     if let Link::Up { synced, .. } = &mut waiting.link {
         *synced = None;
     }
@@ -159,8 +155,8 @@ fn a_failed_volume_is_repeated_at_growing_intervals_and_delays_no_other() {
     let mut observed = observed(&["data"], &entries[..1], &[], &[]);
     let hand = |observed: &mut Observed, failures: &[(&str, bool)], now: u64| {
         let (work, _) = plan(observed).unwrap();
-        observed.begin(&Effect::HandVolumes { pod: "pod-1".into(), work }, at(now));
-        observed.apply_outcome(Outcome::Volumes(1, Ok(volumes_of(&[], failures))), NODE, at(now))
+        observed.begin(&Effect::Call(Arc::new(HandVolumes { pod: "pod-1".into(), work })), at(now));
+        observed.apply_answer(&HandVolumes::default(), 1, Ok(volumes_of(&[], failures)), at(now))
     };
     let mut now = 100;
     for (wait, events) in [(1, 1), (2, 0), (4, 0), (8, 0), (15, 0), (15, 0)] {

@@ -26,15 +26,14 @@ fn only_hello_is_called_before_the_launcher_accepts_the_uid() {
 #[test]
 fn nothing_is_started_twice() {
     let mut observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
-    for (outcome, expected) in [
-        (None, vec!["connect"]),
-        (Some(Outcome::Connected(Ok(1))), vec!["hello"]),
-        (Some(Outcome::Greeted(1, Ok(all_features()))), vec!["network"]),
-        (Some(Outcome::Network(1, Ok(crate::network::PodNetwork::default()))), vec![]),
-    ] {
-        if let Some(outcome) = outcome {
-            observed.apply_outcome(outcome, NODE, at(0));
-        }
+    let steps: [(fn(&mut Observed), &[&str]); 4] = [
+        (|_| {}, &["connect"]),
+        (|observed| drop(observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(0))), &["hello"]),
+        (|observed| drop(observed.apply_answer(&Hello, 1, Ok(all_features()), at(0))), &["network"]),
+        (|observed| drop(observed.apply_answer(&SetUpNetwork::default(), 1, Ok(<_>::default()), at(0))), &[]),
+    ];
+    for (step, expected) in steps {
+        step(&mut observed);
         let decision = decide(&observed, at(0));
         assert_eq!(names(&decision), expected);
         for effect in &decision.effects {
@@ -89,8 +88,25 @@ fn a_changed_spec_is_synchronized_once() {
     let decision = decide(&observed, at(1));
     assert_eq!(names(&decision), ["sync"]);
     observed.begin(&decision.effects[0], at(1));
-    observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(2));
+    observed.apply_answer(&sync(observed.facts.fingerprint), 1, Ok(answered(false)), at(2));
     assert!(decide(&observed, at(2)).effects.is_empty());
+}
+
+#[test]
+fn running_domain_gets_the_interfaces_that_its_pod_has() {
+    for (lifecycle, sent) in [(Lifecycle::NoDomain, &["default", "lan"][..]), (Lifecycle::Running, &["default"])] {
+        let mut observed = prepared("Scheduled", lifecycle, "");
+        let interfaces = json!([{"name": "default", "masquerade": {}}, {"name": "lan", "masquerade": {}}]);
+        let mut vmi = (*observed.vmi).clone();
+        vmi.spec.domain.devices.interfaces = serde_json::from_value(interfaces).unwrap();
+        observed.apply_object(Arc::new(vmi), NODE);
+        let nics = vec![protocol::Nic { name: "default".into(), ..Default::default() }];
+        observed.network = Some(Arc::new(crate::network::PodNetwork { nics: nics.clone(), ..Default::default() }));
+        let decision = decide(&observed, at(0));
+        let sync = called::<SyncVmi>(&decision).unwrap();
+        let names: Vec<_> = sync.vmi.spec.domain.devices.interfaces.iter().map(|known| known.name.as_str()).collect();
+        assert_eq!((names.as_slice(), &sync.nics, sync.fingerprint), (sent, &nics, observed.facts.fingerprint));
+    }
 }
 
 #[test]
@@ -101,10 +117,10 @@ fn failed_synchronizations_back_off_up_to_a_minute() {
     for _ in 0..9 {
         let decision = decide(&observed, at(now));
         assert!(names(&decision).contains(&"sync"), "{now}: {decision:?}");
-        observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
+        observed.begin(&Effect::Call(Arc::new(sync(1))), at(now));
         let refused =
             crate::launcher::LauncherError::Refused { call: "Sync", message: "no disk".into(), irrecoverable: false };
-        observed.apply_outcome(Outcome::Synced(1, 1, Err(refused)), NODE, at(now));
+        observed.apply_answer(&sync(1), 1, Err(refused), at(now));
         settle(&mut observed);
         let wake = decide(&observed, at(now)).wake_at.unwrap().as_secs();
         waits.push(wake - now);
@@ -119,15 +135,15 @@ fn a_deleted_vmi_is_shut_down_repeatedly_and_killed_after_its_grace_period() {
     deleting(&mut observed);
     let first = decide(&observed, at(100));
     assert_eq!(names(&first), ["shutdown", "ShuttingDown"]);
-    assert_eq!(first.effects[0], Effect::Shutdown { grace: 60 });
+    assert_eq!(first.effects[0], Effect::Call(Arc::new(Shutdown { grace: 60 })));
     observed.begin(&first.effects[0], at(100));
     assert!(decide(&observed, at(100)).effects.is_empty());
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.apply_answer(&Kill, 1, Ok(()), at(100));
     assert!(decide(&observed, at(104)).effects.is_empty());
     let second = decide(&observed, at(105));
-    assert_eq!(second.effects, [Effect::Shutdown { grace: 55 }]);
+    assert_eq!(second.effects, [Effect::Call(Arc::new(Shutdown { grace: 55 }))]);
     observed.begin(&second.effects[0], at(105));
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(105));
+    observed.apply_answer(&Kill, 1, Ok(()), at(105));
     observed.apply_report(state(Lifecycle::ShuttingDown, "user"), at(106));
     let waiting = decide(&observed, at(150));
     assert!(waiting.effects.is_empty(), "no request during a shutdown");
@@ -147,7 +163,7 @@ fn a_launcher_that_did_not_accept_the_uid_never_ends_the_vmi() {
             synced: None,
             results_from: 0,
         };
-        observed.busy.hello = true;
+        observed.busy.insert(Hello::SLOT);
         deleting(&mut observed);
         assert!(!names(&decide(&observed, at(0))).iter().any(|name| ["shutdown", "kill", "finish"].contains(name)));
         observed.object = ObjectState::Deleted(Duration::ZERO);
@@ -172,7 +188,7 @@ fn a_grace_period_that_becomes_shorter_counts_from_the_first_request() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.apply_answer(&Kill, 1, Ok(()), at(100));
     for (grace, now, expected) in [
         (900, 104, &[][..]),
         (60, 104, &[]),
@@ -194,7 +210,7 @@ fn a_vmi_whose_pod_is_gone_has_no_grace_period() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.apply_answer(&Kill, 1, Ok(()), at(100));
     observed.facts.phase = Phase::Failed;
     assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
     // Its object can go before the final phase is seen.
@@ -209,11 +225,11 @@ fn a_vmi_deleted_before_its_start_is_released() {
     let mut observed = prepared("Scheduling", Lifecycle::NoDomain, "");
     deleting(&mut observed);
     assert_eq!(names(&decide(&observed, at(0))), ["kill"]);
-    observed.begin(&Effect::Kill, at(0));
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(0));
+    observed.begin(&Effect::Call(Arc::new(Kill)), at(0));
+    observed.apply_answer(&Kill, 1, Ok(()), at(0));
     assert_eq!(names(&decide(&observed, at(0))), ["finish"]);
-    observed.begin(&Effect::Finish, at(0));
-    observed.apply_outcome(Outcome::Finished(Ok(())), NODE, at(0));
+    observed.begin(&Effect::Call(Arc::new(Finish)), at(0));
+    observed.apply_answer(&Finish, 1, Ok(()), at(0));
     observed.apply_disconnect(1, at(1));
     assert!(decide(&observed, at(1)).effects.is_empty());
     observed.object = ObjectState::Deleted(Duration::from_secs(2));
@@ -227,7 +243,7 @@ fn a_launcher_that_restarts_during_a_shutdown_gets_time_to_find_the_domain() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_outcome(Outcome::Signalled(Ok(())), NODE, at(100));
+    observed.apply_answer(&Kill, 1, Ok(()), at(100));
     observed.apply_report(state(Lifecycle::NoDomain, ""), at(101));
     let waiting = decide(&observed, at(102));
     assert!(!names(&waiting).contains(&"kill"), "the guest still has its grace period: {waiting:?}");
@@ -294,8 +310,8 @@ fn a_launcher_that_closes_its_connections_is_connected_at_growing_intervals() {
     let (mut waits, mut events) = (Vec::new(), Vec::new());
     for connection in 1..=9 {
         observed.apply_outcome(Outcome::Connected(Ok(connection)), NODE, now);
-        observed.apply_outcome(Outcome::Greeted(connection, Ok(all_features())), NODE, now);
-        events.extend(observed.apply_outcome(Outcome::Synced(connection, 0, Ok(answered(true))), NODE, now));
+        observed.apply_answer(&Hello, connection, Ok(all_features()), now);
+        events.extend(observed.apply_answer(&sync(0), connection, Ok(answered(true)), now));
         observed.apply_disconnect(connection, now);
         let Link::Down { retry_at, .. } = observed.link else { panic!("there is a connection") };
         waits.push((retry_at - now.since_start).as_millis());

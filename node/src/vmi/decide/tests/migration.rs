@@ -1,11 +1,14 @@
 //! Live migration: each role, state of the migration and report of the launcher.
 
-use protocol::{MigrationReport, MigrationStep};
+use protocol::{MigrateRequest, MigrationReport, MigrationStep};
 use serde_json::Value;
 
 use super::*;
 use crate::vmi::{
-    migration::{source, target},
+    migration::{
+        calls::{Migrate, PrepareMigration},
+        source, target,
+    },
     migration_facts::Route,
     observed::Failure,
 };
@@ -45,6 +48,14 @@ fn with_migration(vmi: &VirtualMachineInstance, owner: &str, state: &Value) -> A
     status.active_pods = [("pod-1", SOURCE), ("pod-2", TARGET)].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
     status.migration_state = Some(serde_json::from_value(state.clone()).unwrap());
     Arc::new(vmi)
+}
+
+fn migrate() -> Migrate {
+    Migrate(MigrateRequest { migration: "m1".into(), ..MigrateRequest::default() })
+}
+
+fn prepare() -> PrepareMigration {
+    PrepareMigration { migration: "m1".into(), ..PrepareMigration::default() }
 }
 
 fn moving(step: MigrationStep) -> MigrationReport {
@@ -158,7 +169,7 @@ fn source_writes_the_failure_and_its_reason_once() {
 #[test]
 fn refused_migration_fails_with_the_message_of_the_launcher() {
     let mut observed = source(&ready(json!({})), None);
-    observed.begin(&Effect::Migrate { migration: "m1".into() }, at(5));
+    observed.begin(&Effect::Call(Arc::new(migrate())), at(5));
     assert!(!names(&decide(&observed, at(5))).contains(&"migrate"), "once");
     let refused = |message: &str| crate::launcher::LauncherError::Refused {
         call: "Migrate",
@@ -166,12 +177,11 @@ fn refused_migration_fails_with_the_message_of_the_launcher() {
         irrecoverable: false,
     };
     for second in [5, 6, 8, 12, 20] {
-        let outcome = Outcome::Migrating("m1".into(), Err(refused("a dump is written")));
-        observed.apply_outcome(outcome, NODE, at(second));
+        observed.apply_answer(&migrate(), 1, Err(refused("a dump is written")), at(second));
         assert!(!names(&decide(&observed, at(second))).contains(&"migrate"), "{second}");
     }
     assert!(names(&decide(&observed, at(36))).contains(&"migrate"));
-    observed.apply_outcome(Outcome::Migrating("m1".into(), Err(refused("a dump is written"))), NODE, at(36));
+    observed.apply_answer(&migrate(), 1, Err(refused("a dump is written")), at(36));
     let decision = decide(&observed, at(36));
     assert_eq!(names(&decision), ["write"]);
     assert_eq!(state_of(&decision).failure_reason.as_deref(), Some("a dump is written"));
@@ -328,7 +338,7 @@ fn target_prepares_publishes_and_takes_over() {
     assert_eq!(arrived.role, Role::Owner);
     settle_on(&mut arrived, TARGET);
     assert_eq!(names(&decide(&arrived, at(3))), ["sync"], "the connections stay");
-    arrived.apply_outcome(Outcome::Synced(1, arrived.facts.fingerprint, Ok(answered(false))), TARGET, at(3));
+    arrived.apply_answer(&sync(arrived.facts.fingerprint), 1, Ok(answered(false)), at(3));
     let decision = decide(&arrived, at(3));
     let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
     assert!(desired.status.migration_state.as_ref().unwrap().completed);
@@ -353,16 +363,16 @@ fn target_of_a_failed_migration_ends_its_launcher_and_its_part() {
     let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
     assert_eq!(desired.metadata.labels.get("kubevirt.io/migrationTargetNodeName"), Some(&None));
     assert_eq!(Some(&desired.status), observed.vmi.status.as_ref());
-    observed.begin(&Effect::Kill, at(2));
-    observed.apply_outcome(Outcome::Signalled(Ok(())), TARGET, at(2));
+    observed.begin(&Effect::Call(Arc::new(Kill)), at(2));
+    observed.apply_answer(&Kill, 1, Ok(()), at(2));
     observed.apply_report(super::state(Lifecycle::Shutoff, "destroyed"), at(2));
     // Without the label this node has no part in the VMI.
     let mut vmi = (*observed.vmi).clone();
     vmi.metadata.labels.as_mut().unwrap().remove("kubevirt.io/migrationTargetNodeName");
     observed.apply_object(Arc::new(vmi), TARGET);
     assert_eq!((observed.role, names(&decide(&observed, at(2)))), (Role::None, vec!["finish"]));
-    observed.begin(&Effect::Finish, at(2));
-    observed.apply_outcome(Outcome::Finished(Ok(())), TARGET, at(2));
+    observed.begin(&Effect::Call(Arc::new(Finish)), at(2));
+    observed.apply_answer(&Finish, 1, Ok(()), at(2));
     assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
 }
 
@@ -373,8 +383,8 @@ fn another_migration_to_this_node_begins_with_nothing_known() {
     let next = with_migration(&observed.vmi, SOURCE, &state(json!({"migrationUid": "m2"})));
     observed.apply_object(next, TARGET);
     assert_eq!(names(&decide(&observed, at(2))), ["kill"]);
-    observed.begin(&Effect::Kill, at(2));
-    observed.apply_outcome(Outcome::Signalled(Ok(())), TARGET, at(2));
+    observed.begin(&Effect::Call(Arc::new(Kill)), at(2));
+    observed.apply_answer(&Kill, 1, Ok(()), at(2));
     assert_eq!(names(&decide(&observed, at(2))), ["finish"]);
     observed.finished = true;
     assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
@@ -395,7 +405,7 @@ fn target_that_cannot_be_prepared_fails_the_migration() {
             irrecoverable: false,
         };
         assert_eq!(names(&decide(&observed, at(100 * (second + 1)))), ["prepare"], "{second}");
-        observed.apply_outcome(Outcome::Prepared(1, "m1".into(), Err(refused)), TARGET, at(100 * (second + 1)));
+        observed.apply_answer(&prepare(), 1, Err(refused), at(100 * (second + 1)));
     }
     let shown = state_of(&decide(&observed, at(700)));
     assert_eq!(shown.failure_reason.as_deref(), Some("failed to prepare the migration target: no disk"));

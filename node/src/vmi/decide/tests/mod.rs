@@ -5,7 +5,7 @@ mod migration;
 mod report;
 mod write;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
 use protocol::{LauncherState, Lifecycle, SyncReply, features::Feature};
@@ -51,6 +51,11 @@ fn state(lifecycle: Lifecycle, reason: &str) -> LauncherState {
 /// Returns the answer to a Sync of a launcher that does not number its results.
 fn answered(started: bool) -> SyncReply {
     SyncReply { started, ..SyncReply::default() }
+}
+
+/// Returns a Sync of an object with this fingerprint.
+fn sync(fingerprint: u64) -> SyncVmi {
+    SyncVmi { fingerprint, ..SyncVmi::default() }
 }
 
 /// Returns a VMI with a connection, after Hello and network setup.
@@ -107,19 +112,9 @@ fn names(decision: &Decision) -> Vec<&'static str> {
         .iter()
         .map(|effect| match effect {
             Effect::Connect { .. } => "connect",
-            Effect::Hello => "hello",
-            Effect::SetUpNetwork { .. } => "network",
-            Effect::HandVolumes { .. } => "volumes",
-            Effect::Sync { .. } => "sync",
-            Effect::DumpMemory { .. } => "dump",
+            Effect::Call(call) => call.name(),
             Effect::Carry(Some(_)) => "carry",
             Effect::Carry(None) => "carry none",
-            Effect::PrepareMigration { .. } => "prepare",
-            Effect::Migrate { .. } => "migrate",
-            Effect::AbortMigration { .. } => "abort",
-            Effect::Shutdown { .. } => "shutdown",
-            Effect::Kill => "kill",
-            Effect::Finish => "finish",
             Effect::Write(..) => "write",
             Effect::WriteProgress(_) => "progress",
             Effect::Read => "read",
@@ -127,6 +122,14 @@ fn names(decision: &Decision) -> Vec<&'static str> {
             Effect::Retire => "retire",
         })
         .collect()
+}
+
+/// Returns the call of this kind.
+fn called<C: Call>(decision: &Decision) -> Option<&C> {
+    decision.effects.iter().find_map(|effect| match effect {
+        Effect::Call(call) => (&**call as &dyn Any).downcast_ref(),
+        _ => None,
+    })
 }
 
 fn written(decision: &Decision) -> Option<&VirtualMachineInstanceStatus> {

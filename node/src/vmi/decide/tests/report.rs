@@ -13,8 +13,8 @@ fn sync_is_repeated_at_growing_intervals_after_an_io_error() {
     let mut now = 110;
     for wait in [20, 40, 80, 160, 180, 180] {
         assert_eq!(names(&decide(&observed, at(now))), ["sync"]);
-        observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
-        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(now));
+        observed.begin(&Effect::Call(Arc::new(sync(1))), at(now));
+        observed.apply_answer(&sync(observed.facts.fingerprint), 1, Ok(answered(false)), at(now));
         assert_eq!(decide(&observed, at(now)).wake_at, Some(Duration::from_secs(now + wait)));
         now += wait;
     }
@@ -55,7 +55,7 @@ fn an_io_pause_soon_after_another_waits_longer_and_a_later_one_starts_at_the_fir
     observed.apply_report(paused(), at(100));
     assert_eq!(retry_at(&observed), Some(110));
     let fingerprint = observed.facts.fingerprint;
-    observed.apply_outcome(Outcome::Synced(1, fingerprint, Ok(answered(false))), NODE, at(110));
+    observed.apply_answer(&sync(fingerprint), 1, Ok(answered(false)), at(110));
     observed.apply_report(running(), at(110));
     settle(&mut observed);
     assert!(!names(&decide(&observed, at(140))).contains(&"sync"), "it runs");
@@ -99,7 +99,7 @@ fn a_running_guest_survives_a_rejected_sync() {
     };
     for (mut observed, phase) in [(live(), None), (prepared("Scheduled", Lifecycle::NoDomain, ""), Some(Phase::Failed))]
     {
-        observed.apply_outcome(Outcome::Synced(1, 0, Err(refusal())), NODE, at(10));
+        observed.apply_answer(&sync(0), 1, Err(refusal()), at(10));
         let status = status::desired(&observed, at(10)).unwrap().status;
         assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some("cannot be read"));
         match phase {
@@ -114,8 +114,8 @@ fn a_running_guest_survives_a_network_that_a_restarted_virt_handler_rejects() {
     let failure = || NetworkFailure { message: "that many ports are not supported".into(), permanent: true };
     let mut observed = Observed::new(Arc::new(vmi("Running")), NODE);
     observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(1));
-    observed.apply_outcome(Outcome::Greeted(1, Ok(all_features())), NODE, at(1));
-    observed.apply_outcome(Outcome::Network(1, Err(failure())), NODE, at(1));
+    observed.apply_answer(&Hello, 1, Ok(all_features()), at(1));
+    observed.apply_answer(&SetUpNetwork::default(), 1, Err(failure()), at(1));
     let phase = |decision: &Decision| written(decision).and_then(|status| status.phase.clone());
     assert_eq!(phase(&decide(&observed, at(1))), Some(Phase::Running), "before the first report");
     observed.apply_report(state(Lifecycle::Running, "booted"), at(2));
@@ -123,7 +123,7 @@ fn a_running_guest_survives_a_network_that_a_restarted_virt_handler_rejects() {
     assert_eq!(phase(&decision), Some(Phase::Running));
     assert!(names(&decision).contains(&"network"), "retried");
     let mut starting = prepared("Scheduled", Lifecycle::NoDomain, "");
-    starting.apply_outcome(Outcome::Network(1, Err(failure())), NODE, at(1));
+    starting.apply_answer(&SetUpNetwork::default(), 1, Err(failure()), at(1));
     assert_eq!(phase(&decide(&starting, at(1))), Some(Phase::Failed));
 }
 
@@ -181,8 +181,8 @@ fn sync_is_repeated_at_growing_intervals_while_items_fail() {
     for wait in [20, 40, 80] {
         assert!(decide(&observed, at(now - 1)).effects.is_empty());
         assert_eq!(names(&decide(&observed, at(now))), ["sync"]);
-        observed.begin(&Effect::Sync { fingerprint: 1 }, at(now));
-        observed.apply_outcome(Outcome::Synced(1, observed.facts.fingerprint, Ok(answered(false))), NODE, at(now));
+        observed.begin(&Effect::Call(Arc::new(sync(1))), at(now));
+        observed.apply_answer(&sync(observed.facts.fingerprint), 1, Ok(answered(false)), at(now));
         observed.apply_report(report.clone(), at(now));
         now += wait;
     }
@@ -217,7 +217,7 @@ fn restarted_launcher_changes_nothing_until_it_reports_the_results_of_its_sync()
     let fingerprint = observed.facts.fingerprint;
     let reply = SyncReply { state_sequence: 3, ..SyncReply::default() };
     assert_eq!(names(&decide(&observed, at(110))), ["sync"]);
-    observed.apply_outcome(Outcome::Synced(2, fingerprint, Ok(reply)), NODE, at(111));
+    observed.apply_answer(&sync(fingerprint), 2, Ok(reply), at(111));
     observed.apply_report(report(2, Vec::new()), at(111));
     assert_eq!(decide(&observed, at(111)), Decision::default());
     assert_eq!(observed.vmi.condition("Synchronized"), Some(&shown));

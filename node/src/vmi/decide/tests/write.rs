@@ -17,7 +17,7 @@ fn the_launcher_is_released_only_after_the_end_was_recorded() {
 #[test]
 fn the_answer_to_a_write_does_not_restore_a_missing_object() {
     let mut observed = live();
-    observed.busy.record = true;
+    observed.busy.insert(RECORD);
     observed.object = ObjectState::Unverified;
     observed.apply_outcome(Outcome::Written(Ok(observed.vmi.clone()), Vec::new()), NODE, at(1));
     assert_eq!(names(&decide(&observed, at(1))), ["read"]);
