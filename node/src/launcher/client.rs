@@ -14,7 +14,7 @@ use protocol::{
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
-    Code, Request, Response, Status, Streaming,
+    Code, IntoRequest, Response, Status, Streaming,
     transport::{Endpoint, Uri},
 };
 
@@ -106,7 +106,7 @@ pub(crate) fn bounded(text: &str) -> String {
 }
 
 /// An answer of a launcher. It is brought within bounds before anything reads it.
-pub(crate) trait Answer {
+pub(crate) trait Reply {
     /// Largest message.
     const SIZE: usize = ANSWER_LIMIT;
 
@@ -114,22 +114,22 @@ pub(crate) trait Answer {
     fn bound(&mut self) {}
 }
 
-impl Answer for Done {}
+impl Reply for Done {}
 // `features::common` bounds the list.
-impl Answer for HelloReply {}
-impl Answer for StatsReply {}
+impl Reply for HelloReply {}
+impl Reply for StatsReply {}
 
-impl Answer for SyncReply {
+impl Reply for SyncReply {
     fn bound(&mut self) {
         cut(&mut self.timings);
     }
 }
 
-impl Answer for ScreenshotReply {
+impl Reply for ScreenshotReply {
     const SIZE: usize = MAX_MESSAGE_SIZE;
 }
 
-impl Answer for GuestReportReply {
+impl Reply for GuestReportReply {
     fn bound(&mut self) {
         self.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
         cut(&mut self.users);
@@ -137,13 +137,13 @@ impl Answer for GuestReportReply {
     }
 }
 
-impl Answer for UsersReply {
+impl Reply for UsersReply {
     fn bound(&mut self) {
         cut(&mut self.users);
     }
 }
 
-impl Answer for FileSystemsReply {
+impl Reply for FileSystemsReply {
     fn bound(&mut self) {
         cut_file_systems(&mut self.file_systems);
     }
@@ -182,22 +182,13 @@ impl Launcher {
     }
 
     /// Sends a request and returns the answer, or fails after the limit.
-    pub(crate) async fn call<R: Unary<Reply: Answer>>(
+    pub(crate) async fn call<R: Unary<Reply: Reply>>(
         &self,
-        request: R,
-        limit: Duration,
-    ) -> Result<R::Reply, LauncherError> {
-        self.send(Request::new(request), limit).await
-    }
-
-    /// Sends a request with metadata.
-    pub(crate) async fn send<R: Unary<Reply: Answer>>(
-        &self,
-        request: Request<R>,
+        request: impl IntoRequest<R>,
         limit: Duration,
     ) -> Result<R::Reply, LauncherError> {
         let mut client = self.client.clone().max_decoding_message_size(R::Reply::SIZE);
-        let mut answer = within(R::NAME, limit, R::send(&mut client, request)).await?;
+        let mut answer = within(R::NAME, limit, R::send(&mut client, request.into_request())).await?;
         answer.bound();
         Ok(answer)
     }
@@ -213,21 +204,15 @@ impl Launcher {
         &self,
         replay: bool,
     ) -> Result<(mpsc::Sender<ConsoleInput>, Streaming<Chunk>), LauncherError> {
-        let mut client = self.stream_client();
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
         // The first message holds the options; the launcher waits for it before it answers.
-        let first = ConsoleInput { data: Vec::new(), replay };
-        sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
-        let output = within("Console", CALL_TIMEOUT, client.console(ReceiverStream::new(receiver))).await?;
-        Ok((sender, output))
+        let (sender, input) = stream([ConsoleInput { data: Vec::new(), replay }]);
+        Ok((sender, within("Console", CALL_TIMEOUT, self.stream_client().console(input)).await?))
     }
 
     /// Opens a connection to the display.
     pub(crate) async fn vnc(&self) -> Result<(mpsc::Sender<Chunk>, Streaming<Chunk>), LauncherError> {
-        let mut client = self.stream_client();
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-        let output = within("Vnc", CALL_TIMEOUT, client.vnc(ReceiverStream::new(receiver))).await?;
-        Ok((sender, output))
+        let (sender, input) = stream([]);
+        Ok((sender, within("Vnc", CALL_TIMEOUT, self.stream_client().vnc(input)).await?))
     }
 
     /// Opens a USB redirection channel.
@@ -235,20 +220,22 @@ impl Launcher {
         &self,
         channel: u32,
     ) -> Result<(mpsc::Sender<UsbInput>, Streaming<Chunk>), LauncherError> {
-        let mut client = self.stream_client();
-        let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
         // The launcher waits for the channel before it answers.
-        let first = UsbInput { data: Vec::new(), channel };
-        sender.send(first).await.map_err(|_| LauncherError::Lost("the stream was closed".into()))?;
-        let output =
-            within("UsbRedirection", CALL_TIMEOUT, client.usb_redirection(ReceiverStream::new(receiver))).await?;
-        Ok((sender, output))
+        let (sender, input) = stream([UsbInput { data: Vec::new(), channel }]);
+        Ok((sender, within("UsbRedirection", CALL_TIMEOUT, self.stream_client().usb_redirection(input)).await?))
     }
 
     /// Returns a client for streams, whose messages are chunks.
     fn stream_client(&self) -> Client {
         self.client.clone().max_decoding_message_size(MAX_CHUNK + 64).max_encoding_message_size(MAX_CHUNK + 64)
     }
+}
+
+/// Returns the input of a stream, with its first messages: fewer than the queue holds.
+fn stream<T, const N: usize>(first: [T; N]) -> (mpsc::Sender<T>, ReceiverStream<T>) {
+    let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
+    first.into_iter().for_each(|message| drop(sender.try_send(message)));
+    (sender, ReceiverStream::new(receiver))
 }
 
 async fn within<T>(

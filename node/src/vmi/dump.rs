@@ -1,4 +1,4 @@
-//! Memory dumps: the phases of their volumes, and the request to the launcher.
+//! Memory dumps: the phases of their volumes, and the request to the launcher. Pure.
 //!
 //! ```text
 //!   AttachedToNode -> file named -> MountedToPod -> MemoryDumpInProgress -> MemoryDumpCompleted
@@ -6,24 +6,16 @@
 //! ```
 //! The name of the file is in the status before the file exists, so that a restarted virt-handler continues with the same.
 
-use std::time::Duration;
-
 use api::{
     VirtualMachineInstance, hotplug,
     vmi::status::{DomainMemoryDumpInfo, VolumeStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use protocol::{DumpMemoryRequest, LauncherState, features::Feature, start_job_request::Job};
+use protocol::{DumpMemoryRequest, LauncherState, features::Feature};
 
-use super::{
-    call::{Call, Connected},
-    event::Event,
-    observed::{Link, Now, Observed},
-};
-use crate::launcher::{LauncherError, bounded};
+use super::observed::{Link, Observed};
+use crate::launcher::bounded;
 
-/// Pause before a launcher is asked for a memory dump again.
-const RETRY: Duration = Duration::from_secs(5);
 /// Longest part of the VMI's name in the name of a file.
 const VMI_NAME: usize = 63;
 /// Longest name of a file, with margin.
@@ -117,7 +109,7 @@ pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observe
 }
 
 /// Returns the request to write a dump, if the launcher has not got it.
-pub(super) fn request(observed: &Observed) -> Option<DumpMemory> {
+pub(super) fn request(observed: &Observed) -> Option<DumpMemoryRequest> {
     let alive = observed.report.as_ref().filter(|_| observed.domain().is_alive() && is_supported(&observed.link))?;
     let entries = observed.vmi.status.iter().flat_map(|status| &status.volume_status);
     let mut dumping = entries.filter(|entry| entry.phase.as_deref() == Some(hotplug::DUMPING));
@@ -126,37 +118,7 @@ pub(super) fn request(observed: &Observed) -> Option<DumpMemory> {
     let is_known = |dump: &protocol::MemoryDump| dump.volume == entry.name && dump.file == file;
     let is_mounted = observed.volumes.as_ref().is_some_and(|state| state.volumes.mounted.contains(&entry.name));
     (is_mounted && !alive.memory_dump.as_ref().is_some_and(is_known))
-        .then(|| DumpMemory { volume: entry.name.clone(), file: file.to_owned() })
-}
-
-/// Requests a memory dump to a file that was handed over.
-#[derive(Debug, PartialEq)]
-pub(super) struct DumpMemory {
-    /// The volume.
-    pub(super) volume: String,
-    /// Name of the file in its claim.
-    pub(super) file: String,
-}
-
-impl Call for DumpMemory {
-    type Reply = ();
-    type Error = LauncherError;
-
-    const NAME: &'static str = "dump";
-
-    fn begin(&self, observed: &mut Observed, now: Now) {
-        observed.dump_at = now.since_start + RETRY;
-    }
-
-    async fn send(&self, to: &Connected) -> Result<(), LauncherError> {
-        to.start(Job::MemoryDump(DumpMemoryRequest { volume: self.volume.clone(), file: self.file.clone() })).await
-    }
-
-    fn apply(&self, _: &mut Observed, _: u64, result: Result<(), LauncherError>, _: Now) -> Vec<Event> {
-        // Another job may be in progress; the request is repeated.
-        let error = result.err().filter(|error| !error.is_lost());
-        error.map(|error| Event::warning("SyncFailed", error.to_string())).into_iter().collect()
-    }
+        .then(|| DumpMemoryRequest { volume: entry.name.clone(), file: file.to_owned() })
 }
 
 #[cfg(test)]

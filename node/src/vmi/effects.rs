@@ -82,7 +82,7 @@ impl Completed {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Connected(Err(error)) => Some(error.to_string()),
-            Self::Called(answered) => answered.error.clone(),
+            Self::Called(answered) => answered.error.as_ref().map(ToString::to_string),
             Self::Outcome(Outcome::Written(Err(error), _) | Outcome::Read(Err(error))) => Some(error.to_string()),
             Self::Requested(..) | Self::Connected(Ok(_)) | Self::Outcome(_) => None,
         }
@@ -234,7 +234,8 @@ impl Executor {
     fn call_launcher(&mut self, call: Arc<dyn AnyCall>, observed: &Observed) {
         // Link and connection change together.
         let (Some(connection), Link::Up { features, .. }) = (&self.connection, &observed.link) else { return };
-        let span = self.trace.span(call.name());
+        let (name, limit) = call.row();
+        let span = self.trace.span(name);
         let number = connection.number;
         let to = Connected {
             host: self.host.clone(),
@@ -243,10 +244,10 @@ impl Executor {
             features: features.clone(),
             vmi: observed.vmi.clone(),
             steps: span.as_ref().and_then(|span| self.trace.steps(span)),
-            limit: call.limit(),
+            limit,
         };
-        let (name, limit, late) = (call.name(), call.limit(), call.clone());
-        self.call_in(span, name, limit, call.start(number, to), move || late.late(number), Completed::Called);
+        let late = call.clone().fail(number, LauncherError::Deadline { call: name, after: limit });
+        self.call_in(span, name, limit, call.send(number, to), late, Completed::Called);
     }
 
     /// Starts the request of a user. Answers at once if no launcher is connected; returns true if a call was started.
@@ -257,26 +258,17 @@ impl Executor {
         };
         let (request, records, vmi) = (pending.request, self.records.clone(), observed.vmi.clone());
         let call = async move {
-            let (result, reason, message) = match request {
-                Request::Pause => {
-                    (launcher.call(PauseRequest {}, CALL_TIMEOUT).await, "Paused", "VirtualMachineInstance paused")
+            let limit = CALL_TIMEOUT;
+            let (result, reason, done) = match request {
+                Request::Pause => (launcher.call(PauseRequest {}, limit).await, "Paused", "paused"),
+                Request::Unpause => (launcher.call(UnpauseRequest {}, limit).await, "Unpaused", "unpaused"),
+                Request::Reset => (launcher.call(ResetRequest {}, limit).await, "Reset", "reset"),
+                Request::SoftReboot => {
+                    (launcher.call(SoftRebootRequest {}, limit).await, "SoftRebooted", "soft rebooted")
                 }
-                Request::Unpause => (
-                    launcher.call(UnpauseRequest {}, CALL_TIMEOUT).await,
-                    "Unpaused",
-                    "VirtualMachineInstance unpaused",
-                ),
-                Request::Reset => {
-                    (launcher.call(ResetRequest {}, CALL_TIMEOUT).await, "Reset", "VirtualMachineInstance reset")
-                }
-                Request::SoftReboot => (
-                    launcher.call(SoftRebootRequest {}, CALL_TIMEOUT).await,
-                    "SoftRebooted",
-                    "VirtualMachineInstance soft rebooted",
-                ),
             };
             if result.is_ok() {
-                records.publish(&vmi, Event::normal(reason, message));
+                records.publish(&vmi, Event::normal(reason, format!("VirtualMachineInstance {done}")));
             }
             result.map(drop).map_err(Refusal::from)
         };
@@ -306,7 +298,7 @@ impl Executor {
         complete: impl FnOnce(T) -> Completed + Send + 'static,
     ) {
         let span = self.trace.span(name);
-        self.call_in(span, name, limit, call, || late, complete);
+        self.call_in(span, name, limit, call, late, complete);
     }
 
     /// Starts a call within a span.
@@ -316,7 +308,7 @@ impl Executor {
         name: &'static str,
         limit: Duration,
         call: impl Future<Output = T> + Send + 'static,
-        late: impl FnOnce() -> T + Send + 'static,
+        late: T,
         complete: impl FnOnce(T) -> Completed + Send + 'static,
     ) {
         let metrics = self.metrics.clone();
@@ -324,7 +316,7 @@ impl Executor {
             let started = Instant::now();
             let result = tokio::time::timeout(limit, call).await;
             metrics.observe_effect(name, started.elapsed(), result.is_ok());
-            let completed = complete(result.unwrap_or_else(|_| late()));
+            let completed = complete(result.unwrap_or(late));
             if let Some(mut span) = span
                 && let Some(error) = completed.failure()
             {

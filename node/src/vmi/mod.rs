@@ -2,7 +2,7 @@
 //!
 //! [`directory`] watches the objects and starts the tasks. A task ([`task`], restarted by [`restart`] after a panic) is fed by
 //! the watch and by the launcher's state stream. After each input, [`decide`], a pure function of what is [`observed`], returns
-//! effects, and [`effects`] executes them; their outcomes are inputs again. A [`call`] to the launcher is one row. The [`role`] of the node is decided first: the owner
+//! effects, and [`effects`] executes them; their outcomes are inputs again. A call to the launcher is a row of [`calls`]. The [`role`] of the node is decided first: the owner
 //! decides phase and loss, and both ends of a [`migration`] have a task of their own. Nothing is stored on disk: a restarted
 //! virt-handler rebuilds its state from the objects and the launchers' sockets, and running domains are not affected.
 //!
@@ -40,6 +40,7 @@
 //! same stage.
 
 mod call;
+mod calls;
 mod conditions;
 mod decide;
 mod desired;
@@ -50,7 +51,6 @@ mod effects;
 mod event;
 mod facts;
 mod handle;
-mod hello;
 mod host;
 mod interfaces;
 mod launcher_volumes;
@@ -60,7 +60,6 @@ mod migration_facts;
 mod nics;
 mod observed;
 mod phase;
-mod power;
 mod records;
 mod request;
 mod resize;
@@ -68,7 +67,6 @@ mod restart;
 mod role;
 mod sessions;
 mod status;
-mod sync;
 mod task;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,11 +1,11 @@
-//! Interfaces that come and go while the guest runs: the work on the pod's network, and what the launcher is sent.
+//! Interfaces that come and go while the guest runs: the work on the pod's network, and what the launcher is sent. Pure.
 //!
 //! ```text
 //!   plugged:    multus-status in the status -> network set up -> Sync attaches -> domain in the status
 //!   unplugged:  state absent -> Sync detaches -> the guest releases it -> link given back -> no domain in the status
 //! ```
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use api::{
     VirtualMachineInstance, VmiPhase,
@@ -13,16 +13,9 @@ use api::{
     vmi::network::Interface,
 };
 use protocol::{LauncherState, Nic, features::Feature};
-use sha2::{Digest, Sha256};
 
-use super::{
-    call::{Call, Connected},
-    event::Event,
-    host::NetworkFailure,
-    observed::{Link, Now, Observed, SYNC},
-    resize,
-};
-use crate::network::{PodNetwork, request::is_connected};
+use super::observed::{Link, Observed, SYNC};
+use crate::network::request::is_connected;
 
 /// Returns the interfaces whose links the next setup of the network gives back; `None` if the network is as it should be.
 pub(super) fn network_work(observed: &Observed) -> Option<Vec<String>> {
@@ -81,83 +74,6 @@ pub(super) fn leave_out_unconnected(vmi: &mut VirtualMachineInstance, nics: &[Ni
     };
     let spec = &mut vmi.spec;
     spec.domain.devices.interfaces.retain(|interface| is_ready(&interface.name));
-}
-
-/// Sets up the pod's network. An interface that is plugged in gets the queues that the launcher gives it.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct SetUpNetwork {
-    /// The VMI as the launcher may carry it out now, with the MAC addresses that its guest has.
-    pub(super) vmi: Arc<VirtualMachineInstance>,
-    /// Interfaces whose links are given back to the network plugins.
-    pub(super) release: Vec<String>,
-}
-
-impl SetUpNetwork {
-    /// Returns the setup that the network needs; `None` if it is as it should be.
-    pub(super) fn of(observed: &Observed) -> Option<Self> {
-        let release = network_work(observed)?;
-        let vmi = Arc::new(resize::for_launcher(&observed.vmi, &observed.link).into_owned());
-        Some(Self { vmi: with_shown_macs(&vmi), release })
-    }
-}
-
-impl Call for SetUpNetwork {
-    type Reply = PodNetwork;
-    type Error = NetworkFailure;
-
-    const NAME: &'static str = "network";
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    async fn send(&self, to: &Connected) -> Result<PodNetwork, NetworkFailure> {
-        to.host.set_up_network(&to.peer, &self.vmi, &self.release).await
-    }
-
-    fn apply(
-        &self,
-        observed: &mut Observed,
-        connection: u64,
-        result: Result<PodNetwork, NetworkFailure>,
-        now: Now,
-    ) -> Vec<Event> {
-        match result {
-            Ok(mut ready) => {
-                for nic in ready.nics.iter_mut().filter(|nic| nic.mac.is_empty()) {
-                    nic.mac = generated_mac(&observed.facts.uid, &nic.name);
-                }
-                let names = |network: &PodNetwork| -> BTreeSet<String> {
-                    network.nics.iter().map(|nic| nic.name.clone()).collect()
-                };
-                let is_other = observed.network.as_deref().is_some_and(|former| names(former) != names(&ready));
-                let is_changed = is_other || observed.failure.is_some();
-                observed.network = Some(Arc::new(ready));
-                if let Some(Link::Up { networked, synced, .. }) = observed.link_of(connection) {
-                    *networked = true;
-                    // The launcher attaches what is new.
-                    *synced = synced.filter(|_| !is_changed);
-                }
-                Vec::new()
-            }
-            Err(failure) => {
-                let message = format!("failed to configure vmi network: {}", failure.message);
-                let mut events = observed.note_failure(message, failure.permanent, now);
-                if matches!(observed.link, Link::Up { networked: true, .. }) {
-                    events.iter_mut().for_each(|event| event.reason = "NicHotplug");
-                }
-                observed.spare_guest();
-                events
-            }
-        }
-    }
-}
-
-/// Returns the MAC address of an interface whose object names none: the same after each restart, with the prefix of QEMU's own
-/// addresses. It is visible inside the pod only.
-fn generated_mac(uid: &str, name: &str) -> String {
-    let digest = Sha256::new().chain_update(uid).chain_update([0]).chain_update(name).finalize();
-    match digest.as_slice() {
-        [a, b, c, ..] => format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

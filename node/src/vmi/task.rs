@@ -174,6 +174,14 @@ impl Task {
         let now = self.now();
         let outcome = match completed {
             Completed::Called(answered) => {
+                match &answered.error {
+                    // The next connection shows what has become of the call.
+                    Some(error) if error.is_lost() => {
+                        tracing::debug!(%error, call = answered.call, "no answer of virt-launcher")
+                    }
+                    Some(error) => tracing::warn!(%error, call = answered.call, "a call to virt-launcher failed"),
+                    None => {}
+                }
                 let events = (answered.apply)(&mut self.observed, now);
                 return self.publish(events);
             }

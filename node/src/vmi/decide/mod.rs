@@ -6,23 +6,21 @@ mod target;
 use std::{sync::Arc, time::Duration};
 
 use api::VmiPhase as Phase;
+use protocol::{DumpMemoryRequest, FinishRequest, KillRequest, ShutdownRequest};
 
 use super::{
     call::{AnyCall, Call},
+    calls::{HandVolumes, Hello, SetUpNetwork, Sync},
     desired::Desired,
-    dump::{self, DumpMemory},
+    dump,
     effect::Effect,
     event::Event,
-    hello::Hello,
     migration,
-    nics::SetUpNetwork,
-    observed::{CONNECT, Link, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
+    observed::{CONNECT, Link, NETWORK, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
-    power::{Finish, Kill, Shutdown},
     role::Role,
     status::{self, Loss},
-    sync::SyncVmi,
-    volumes::{self, HandVolumes},
+    volumes,
 };
 use crate::launcher::Candidates;
 
@@ -229,7 +227,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     // Neither changes what the other was given.
-    let is_busy = observed.is_busy(SetUpNetwork::SLOT) || observed.is_busy(SYNC);
+    let is_busy = observed.is_busy(NETWORK) || observed.is_busy(SYNC);
     if !is_busy
         && let Some(work) = SetUpNetwork::of(observed)
         && decision.due(retry_at, now)
@@ -238,7 +236,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
         return hand_volumes(observed, now, decision);
     }
     hand_volumes(observed, now, decision);
-    if let Some(request) = dump::request(observed).filter(|_| !observed.is_busy(DumpMemory::SLOT))
+    if let Some(request) = dump::request(observed).filter(|_| !observed.is_busy(DumpMemoryRequest::SLOT))
         && decision.due(observed.dump_at, now)
     {
         decision.call(request);
@@ -269,7 +267,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if let Some(at) = sync_at
         && decision.due(at.max(retry_at), now)
     {
-        decision.call(SyncVmi::of(observed));
+        decision.call(Sync::of(observed));
     }
 }
 
@@ -285,7 +283,7 @@ fn hand_volumes(observed: &Observed, now: Now, decision: &mut Decision) {
 
 /// The object is deleted: requests the shutdown repeatedly, and stops the domain by force after the grace period.
 fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.is_busy(Kill::SLOT) {
+    if observed.is_busy(KillRequest::SLOT) {
         return;
     }
     let grace = Duration::from_secs(observed.facts.grace);
@@ -294,7 +292,7 @@ fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     let Some(stopping) = observed.stopping else {
-        decision.call(Shutdown { grace: observed.facts.grace });
+        decision.call(ShutdownRequest { grace_period_seconds: observed.facts.grace });
         decision.push(Effect::Publish(Event::normal("ShuttingDown", "Signaled Graceful Shutdown")));
         return;
     };
@@ -311,19 +309,19 @@ fn stop(observed: &Observed, now: Now, decision: &mut Decision) {
     // A guest that is booting or busy can miss the power button.
     if observed.domain() != Domain::ShuttingDown && decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
         let left = (stopping.since + grace).saturating_sub(now.since_start);
-        decision.call(Shutdown { grace: left.as_secs().max(1) });
+        decision.call(ShutdownRequest { grace_period_seconds: left.as_secs().max(1) });
     }
 }
 
 fn kill(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.is_busy(Kill::SLOT) {
+    if observed.is_busy(KillRequest::SLOT) {
         return;
     }
     match observed.stopping {
         Some(stopping) if stopping.killed && !decision.due(stopping.signalled + SIGNAL_INTERVAL, now) => {}
-        Some(stopping) if stopping.killed => decision.call(Kill),
+        Some(stopping) if stopping.killed => decision.call(KillRequest {}),
         _ => {
-            decision.call(Kill);
+            decision.call(KillRequest {});
             decision.push(Effect::Publish(Event::normal("Deleted", "VirtualMachineInstance stopping")));
         }
     }
@@ -331,7 +329,7 @@ fn kill(observed: &Observed, now: Now, decision: &mut Decision) {
 
 /// The domain ended. The launcher may exit once the status contains it, or if there is nothing to write.
 fn finish(observed: &Observed, now: Now, decision: &mut Decision) {
-    if observed.is_busy(Finish::SLOT) || observed.is_busy(Kill::SLOT) {
+    if observed.is_busy(FinishRequest::SLOT) || observed.is_busy(KillRequest::SLOT) {
         return;
     }
     if observed.domain() == Domain::None
@@ -353,7 +351,7 @@ fn finish(observed: &Observed, now: Now, decision: &mut Decision) {
     }
     // A launcher that still waits for its first Sync is ended by Kill.
     let waits = observed.domain() == Domain::None && !observed.stopping.is_some_and(|stopping| stopping.killed);
-    if waits { decision.call(Kill) } else { decision.call(Finish) }
+    if waits { decision.call(KillRequest {}) } else { decision.call(FinishRequest {}) }
 }
 
 /// Keeps the status up to date.

@@ -1,15 +1,12 @@
 //! The source of a migration: the launcher is asked to move the domain, and ends once another node owns the VMI.
 
-use protocol::features::Feature;
+use protocol::{AbortMigrationRequest, features::Feature};
 
 use super::*;
 use crate::vmi::{
-    migration::{
-        calls::{AbortMigration, Migrate},
-        source::Progress,
-    },
+    migration::source::Progress,
     migration_facts::Route,
-    observed::REQUEST,
+    observed::{MIGRATE, REQUEST},
 };
 
 /// Time in which the domain of another node's VMI ends by itself.
@@ -48,13 +45,13 @@ pub(super) fn carry(observed: &Observed, decision: &mut Decision) {
 }
 
 fn is_called(observed: &Observed, uid: &str) -> bool {
-    observed.is_busy(Migrate::SLOT) || observed.called_migration.as_deref() == Some(uid)
+    observed.is_busy(MIGRATE) || observed.called_migration.as_deref() == Some(uid)
 }
 
 /// Returns true if the launcher can be asked to begin: the domain runs and nothing changes it.
 fn may_begin(observed: &Observed) -> bool {
     let Link::Up { greeted: true, features, .. } = &observed.link else { return false };
-    const CHANGES: [&str; 6] = [SYNC, SetUpNetwork::SLOT, HandVolumes::SLOT, DumpMemory::SLOT, Kill::SLOT, REQUEST];
+    const CHANGES: [&str; 6] = [SYNC, NETWORK, HandVolumes::SLOT, DumpMemoryRequest::SLOT, KillRequest::SLOT, REQUEST];
     !CHANGES.iter().any(|slot| observed.is_busy(slot))
         && observed.reported
         && observed.domain() == Domain::Alive
@@ -78,7 +75,7 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
     match migration::source::progress(observed, migration) {
         Progress::Waiting if migration.endpoint.is_some() && !is_called(observed, &migration.uid) => {
             if may_begin(observed) && !migration.abort_requested && decision.due(observed.call_at(), now) {
-                decision.call(Migrate::of(observed, &migration.uid));
+                decision.call(migration::source::request(&observed.vmi, &migration.uid));
             }
         }
         // The launcher accepted the migration, and its report is under way.
@@ -86,9 +83,9 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
         Progress::Waiting | Progress::Copying(_) => {
             let is_asked = observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
             let is_wanted = migration.abort_requested || observed.is_leaving() || observed.facts.is_final();
-            let is_busy = observed.is_busy(AbortMigration::SLOT) || observed.is_busy(Migrate::SLOT);
+            let is_busy = observed.is_busy(AbortMigrationRequest::SLOT) || observed.is_busy(MIGRATE);
             if is_wanted && !is_asked && !is_busy && decision.due(observed.call_at(), now) {
-                decision.call(AbortMigration { migration: migration.uid.clone() });
+                decision.call(AbortMigrationRequest { migration: migration.uid.clone() });
             }
         }
         Progress::Gone(_) | Progress::Failed { .. } => {}
@@ -118,23 +115,24 @@ pub(super) fn leave(observed: &Observed, now: Now, decision: &mut Decision) {
                 decision.call(Hello);
             }
         }
-        Link::Up { .. } if !observed.reported || observed.is_busy(Finish::SLOT) || observed.is_busy(Kill::SLOT) => {}
+        Link::Up { .. }
+            if !observed.reported || observed.is_busy(FinishRequest::SLOT) || observed.is_busy(KillRequest::SLOT) => {}
         Link::Up { .. } => match observed.domain() {
-            Domain::Ended(_) if decision.due(observed.call_at(), now) => decision.call(Finish),
+            Domain::Ended(_) if decision.due(observed.call_at(), now) => decision.call(FinishRequest {}),
             Domain::Ended(_) => {}
             // A restarted launcher that finds no domain is ended by Kill.
             Domain::None => {
                 let since = observed.no_domain_since.unwrap_or(left_at);
                 if decision.due((since + SEARCH_LIMIT).max(observed.call_at()), now) {
                     let is_killed = observed.stopping.is_some_and(|stopping| stopping.killed);
-                    if is_killed { decision.call(Finish) } else { decision.call(Kill) }
+                    if is_killed { decision.call(FinishRequest {}) } else { decision.call(KillRequest {}) }
                 }
             }
             // Never two guests. The report of the end may be under way.
             Domain::Alive | Domain::ShuttingDown | Domain::Unclear => {
                 let again = observed.stopping.map_or(Duration::ZERO, |stopping| stopping.signalled + SIGNAL_INTERVAL);
                 if decision.due((left_at + END_WAIT).max(again), now) {
-                    decision.call(Kill);
+                    decision.call(KillRequest {});
                 }
             }
         },

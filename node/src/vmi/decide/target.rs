@@ -1,11 +1,11 @@
 //! The target of a migration: the launcher is prepared to receive the domain, and ends if that fails.
 
+use protocol::AbortMigrationRequest;
+
 use super::*;
 use crate::vmi::{
-    migration::{
-        calls::{AbortMigration, PrepareMigration},
-        target::{self, Progress},
-    },
+    calls::PrepareMigration,
+    migration::target::{self, Progress},
     migration_facts::{Migration, Route},
 };
 
@@ -37,20 +37,20 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
         return;
     }
     let is_over = matches!(progress, Progress::NotMoved(_) | Progress::Moved(_));
-    let is_asked =
-        observed.is_busy(AbortMigration::SLOT) || observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
+    let is_asked = observed.is_busy(AbortMigrationRequest::SLOT)
+        || observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
     if let Some(at) = target::decides_at(observed, migration)
         && decision.due(at, now)
         && !is_over
         && !is_asked
     {
-        decision.call(AbortMigration { migration: migration.uid.clone() });
+        decision.call(AbortMigrationRequest { migration: migration.uid.clone() });
     }
     let failed = migration.endpoint.is_none() && target::failure(observed, migration).is_some();
     if is_over || failed {
         return;
     }
-    if !observed.is_busy(SetUpNetwork::SLOT)
+    if !observed.is_busy(NETWORK)
         && let Some(work) = SetUpNetwork::of(observed)
         && decision.due(observed.call_at(), now)
     {
@@ -117,11 +117,11 @@ fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool 
     if observed.finished || !matches!(observed.link, Link::Up { greeted: true, .. }) {
         return true;
     }
-    if [Kill::SLOT, Finish::SLOT, PrepareMigration::SLOT].iter().any(|slot| observed.is_busy(slot)) {
+    if [KillRequest::SLOT, FinishRequest::SLOT, PrepareMigration::SLOT].iter().any(|slot| observed.is_busy(slot)) {
         return false;
     }
     let Some(stopping) = observed.stopping.filter(|stopping| stopping.killed) else {
-        decision.call(Kill);
+        decision.call(KillRequest {});
         return false;
     };
     if !decision.due_before(stopping.since + LAST_CONNECT_LIMIT, now) {
@@ -129,10 +129,10 @@ fn end_launcher(observed: &Observed, now: Now, decision: &mut Decision) -> bool 
     }
     if observed.domain().is_alive() {
         if decision.due(stopping.signalled + SIGNAL_INTERVAL, now) {
-            decision.call(Kill);
+            decision.call(KillRequest {});
         }
     } else if decision.due(observed.call_at(), now) {
-        decision.call(Finish);
+        decision.call(FinishRequest {});
     }
     false
 }

@@ -15,7 +15,6 @@
 //!   silent (docs/design/migration.md).
 //! ```
 
-pub(super) mod calls;
 pub(super) mod completion;
 pub(super) mod progress;
 pub(super) mod source;

@@ -22,12 +22,11 @@ use super::{TRANSPORT, fail, time_of};
 use crate::{
     launcher::{Candidates, bounded},
     vmi::{
-        call::Call,
         desired::{self, Desired, Metadata},
         event::Event,
         migration_facts::{Migration, Side},
-        nics::{self, SetUpNetwork},
-        observed::{Link, Now, ObjectState, Observed},
+        nics,
+        observed::{Link, NETWORK, Now, ObjectState, Observed},
         role::Role,
         volumes,
     },
@@ -102,7 +101,7 @@ pub(in crate::vmi) fn decides_at(observed: &Observed, migration: &Migration) -> 
 
 /// Returns true if network and volumes of the launcher are ready for the domain.
 pub(in crate::vmi) fn is_equipped(observed: &Observed) -> bool {
-    let networked = nics::network_work(observed).is_none() && !observed.is_busy(SetUpNetwork::SLOT);
+    let networked = nics::network_work(observed).is_none() && !observed.is_busy(NETWORK);
     networked && matches!(observed.link, Link::Up { networked: true, .. }) && volumes::has_arriving(observed)
 }
 

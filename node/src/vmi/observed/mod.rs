@@ -10,7 +10,7 @@ mod report;
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
-use protocol::{LauncherState, MigrationStep};
+use protocol::{LauncherState, MigrationStep, Nic};
 
 pub(super) use self::{
     link::Link,
@@ -106,6 +106,8 @@ pub(super) const RECORD: &str = "record";
 pub(super) const REQUEST: &str = "request";
 /// Sync.
 pub(super) const SYNC: &str = "sync";
+/// Setup of the network.
+pub(super) const NETWORK: &str = "network";
 /// Begin of a migration.
 pub(super) const MIGRATE: &str = "migrate";
 
@@ -296,6 +298,11 @@ impl Observed {
     /// Returns true if the VMI must stop: its object is deleted or about to be.
     pub(super) fn is_leaving(&self) -> bool {
         self.facts.deleting || matches!(self.object, ObjectState::Deleted(_))
+    }
+
+    /// Returns the network devices that are set up.
+    pub(super) fn nics(&self) -> Vec<Nic> {
+        self.network.as_ref().map(|network| network.nics.clone()).unwrap_or_default()
     }
 
     /// Returns true while a call of this slot is in progress.

@@ -1,4 +1,4 @@
-//! Hot-plugged volumes: the work for the launcher, and the phases in the status.
+//! Hot-plugged volumes: the work for the launcher, and the phases in the status. Pure.
 
 use std::time::Duration;
 
@@ -9,16 +9,13 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    call::{Call, Connected},
     dump,
     event::Event,
-    host::PodError,
-    launcher_volumes::LauncherVolumes,
-    observed::{Link, Now, Observed, SYNC},
+    observed::{Link, Observed, SYNC},
 };
 use crate::{
     launcher::{bounded, is_pod_uid},
-    volumes::{Content, Handover, Volumes, Work},
+    volumes::{Content, Handover, Work},
 };
 
 /// A start waits this long for volumes with an attachment pod, and for volumes without one.
@@ -208,47 +205,6 @@ pub(super) fn events(current: &VirtualMachineInstanceStatus, next: &VirtualMachi
         _ => None,
     };
     changed.filter_map(|entry| Some(Event::normal(reason(entry)?, entry.message.clone().unwrap_or_default()))).collect()
-}
-
-/// Hands hot-plugged volumes to the launcher, and takes them back.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct HandVolumes {
-    /// UID of the launcher's pod.
-    pub(super) pod: String,
-    /// The volumes.
-    pub(super) work: Work,
-}
-
-impl Call for HandVolumes {
-    type Reply = Volumes;
-    type Error = PodError;
-
-    const NAME: &'static str = "volumes";
-    /// Two calls of some seconds for each volume, all at the same time.
-    const LIMIT: Duration = Duration::from_secs(20);
-
-    async fn send(&self, to: &Connected) -> Result<Volumes, PodError> {
-        to.host.hand_volumes(&to.peer, &self.pod, &to.vmi, self.work.clone()).await
-    }
-
-    fn apply(
-        &self,
-        observed: &mut Observed,
-        connection: u64,
-        result: Result<Volumes, PodError>,
-        now: Now,
-    ) -> Vec<Event> {
-        if observed.link_of(connection).is_none() {
-            return Vec::new();
-        }
-        let before = observed.volumes.take();
-        // The launcher has ended: the next connection shows its volumes.
-        let known = || before.as_ref().map(|before| before.volumes.clone()).unwrap_or_default();
-        let after = LauncherVolumes::after(before.as_ref(), result.unwrap_or_else(|_| known()), now.since_start);
-        let events = after.events(before.as_ref());
-        observed.volumes = Some(after);
-        events
-    }
 }
 
 #[cfg(test)]

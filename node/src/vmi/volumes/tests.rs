@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    vmi::{effect::Effect, launcher_volumes::LauncherVolumes},
+    vmi::{calls::HandVolumes, effect::Effect, launcher_volumes::LauncherVolumes, observed::Now},
     volumes::{Failure, Volumes},
 };
 

@@ -103,7 +103,7 @@ fn running_domain_gets_the_interfaces_that_its_pod_has() {
         let nics = vec![protocol::Nic { name: "default".into(), ..Default::default() }];
         observed.network = Some(Arc::new(crate::network::PodNetwork { nics: nics.clone(), ..Default::default() }));
         let decision = decide(&observed, at(0));
-        let sync = called::<SyncVmi>(&decision).unwrap();
+        let sync = called::<Sync>(&decision).unwrap();
         let names: Vec<_> = sync.vmi.spec.domain.devices.interfaces.iter().map(|known| known.name.as_str()).collect();
         assert_eq!((names.as_slice(), &sync.nics, sync.fingerprint), (sent, &nics, observed.facts.fingerprint));
     }
@@ -135,15 +135,15 @@ fn a_deleted_vmi_is_shut_down_repeatedly_and_killed_after_its_grace_period() {
     deleting(&mut observed);
     let first = decide(&observed, at(100));
     assert_eq!(names(&first), ["shutdown", "ShuttingDown"]);
-    assert_eq!(first.effects[0], Effect::Call(Arc::new(Shutdown { grace: 60 })));
+    assert_eq!(first.effects[0], Effect::Call(Arc::new(ShutdownRequest { grace_period_seconds: 60 })));
     observed.begin(&first.effects[0], at(100));
     assert!(decide(&observed, at(100)).effects.is_empty());
-    observed.apply_answer(&Kill, 1, Ok(()), at(100));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(100));
     assert!(decide(&observed, at(104)).effects.is_empty());
     let second = decide(&observed, at(105));
-    assert_eq!(second.effects, [Effect::Call(Arc::new(Shutdown { grace: 55 }))]);
+    assert_eq!(second.effects, [Effect::Call(Arc::new(ShutdownRequest { grace_period_seconds: 55 }))]);
     observed.begin(&second.effects[0], at(105));
-    observed.apply_answer(&Kill, 1, Ok(()), at(105));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(105));
     observed.apply_report(state(Lifecycle::ShuttingDown, "user"), at(106));
     let waiting = decide(&observed, at(150));
     assert!(waiting.effects.is_empty(), "no request during a shutdown");
@@ -188,7 +188,7 @@ fn a_grace_period_that_becomes_shorter_counts_from_the_first_request() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_answer(&Kill, 1, Ok(()), at(100));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(100));
     for (grace, now, expected) in [
         (900, 104, &[][..]),
         (60, 104, &[]),
@@ -210,7 +210,7 @@ fn a_vmi_whose_pod_is_gone_has_no_grace_period() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_answer(&Kill, 1, Ok(()), at(100));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(100));
     observed.facts.phase = Phase::Failed;
     assert_eq!(names(&decide(&observed, at(101))), ["kill", "Deleted"]);
     // Its object can go before the final phase is seen.
@@ -225,11 +225,11 @@ fn a_vmi_deleted_before_its_start_is_released() {
     let mut observed = prepared("Scheduling", Lifecycle::NoDomain, "");
     deleting(&mut observed);
     assert_eq!(names(&decide(&observed, at(0))), ["kill"]);
-    observed.begin(&Effect::Call(Arc::new(Kill)), at(0));
-    observed.apply_answer(&Kill, 1, Ok(()), at(0));
+    observed.begin(&Effect::Call(Arc::new(KillRequest {})), at(0));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(0));
     assert_eq!(names(&decide(&observed, at(0))), ["finish"]);
-    observed.begin(&Effect::Call(Arc::new(Finish)), at(0));
-    observed.apply_answer(&Finish, 1, Ok(()), at(0));
+    observed.begin(&Effect::Call(Arc::new(FinishRequest {})), at(0));
+    observed.apply_answer(&FinishRequest {}, 1, Ok(Done {}), at(0));
     observed.apply_disconnect(1, at(1));
     assert!(decide(&observed, at(1)).effects.is_empty());
     observed.object = ObjectState::Deleted(Duration::from_secs(2));
@@ -243,7 +243,7 @@ fn a_launcher_that_restarts_during_a_shutdown_gets_time_to_find_the_domain() {
     for effect in decide(&observed, at(100)).effects {
         observed.begin(&effect, at(100));
     }
-    observed.apply_answer(&Kill, 1, Ok(()), at(100));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(100));
     observed.apply_report(state(Lifecycle::NoDomain, ""), at(101));
     let waiting = decide(&observed, at(102));
     assert!(!names(&waiting).contains(&"kill"), "the guest still has its grace period: {waiting:?}");

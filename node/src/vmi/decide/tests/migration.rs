@@ -5,10 +5,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::vmi::{
-    migration::{
-        calls::{Migrate, PrepareMigration},
-        source, target,
-    },
+    calls::PrepareMigration,
+    migration::{source, target},
     migration_facts::Route,
     observed::Failure,
 };
@@ -50,8 +48,8 @@ fn with_migration(vmi: &VirtualMachineInstance, owner: &str, state: &Value) -> A
     Arc::new(vmi)
 }
 
-fn migrate() -> Migrate {
-    Migrate(MigrateRequest { migration: "m1".into(), ..MigrateRequest::default() })
+fn migrate() -> MigrateRequest {
+    MigrateRequest { migration: "m1".into(), ..MigrateRequest::default() }
 }
 
 fn prepare() -> PrepareMigration {
@@ -363,16 +361,16 @@ fn target_of_a_failed_migration_ends_its_launcher_and_its_part() {
     let Some(Effect::Write(desired)) = decision.effects.first() else { panic!("{decision:?}") };
     assert_eq!(desired.metadata.labels.get("kubevirt.io/migrationTargetNodeName"), Some(&None));
     assert_eq!(Some(&desired.status), observed.vmi.status.as_ref());
-    observed.begin(&Effect::Call(Arc::new(Kill)), at(2));
-    observed.apply_answer(&Kill, 1, Ok(()), at(2));
+    observed.begin(&Effect::Call(Arc::new(KillRequest {})), at(2));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(2));
     observed.apply_report(super::state(Lifecycle::Shutoff, "destroyed"), at(2));
     // Without the label this node has no part in the VMI.
     let mut vmi = (*observed.vmi).clone();
     vmi.metadata.labels.as_mut().unwrap().remove("kubevirt.io/migrationTargetNodeName");
     observed.apply_object(Arc::new(vmi), TARGET);
     assert_eq!((observed.role, names(&decide(&observed, at(2)))), (Role::None, vec!["finish"]));
-    observed.begin(&Effect::Call(Arc::new(Finish)), at(2));
-    observed.apply_answer(&Finish, 1, Ok(()), at(2));
+    observed.begin(&Effect::Call(Arc::new(FinishRequest {})), at(2));
+    observed.apply_answer(&FinishRequest {}, 1, Ok(Done {}), at(2));
     assert_eq!(names(&decide(&observed, at(2))), ["retire"]);
 }
 
@@ -383,8 +381,8 @@ fn another_migration_to_this_node_begins_with_nothing_known() {
     let next = with_migration(&observed.vmi, SOURCE, &state(json!({"migrationUid": "m2"})));
     observed.apply_object(next, TARGET);
     assert_eq!(names(&decide(&observed, at(2))), ["kill"]);
-    observed.begin(&Effect::Call(Arc::new(Kill)), at(2));
-    observed.apply_answer(&Kill, 1, Ok(()), at(2));
+    observed.begin(&Effect::Call(Arc::new(KillRequest {})), at(2));
+    observed.apply_answer(&KillRequest {}, 1, Ok(Done {}), at(2));
     assert_eq!(names(&decide(&observed, at(2))), ["finish"]);
     observed.finished = true;
     assert_eq!(names(&decide(&observed, at(2))), ["retire"]);

@@ -8,12 +8,12 @@ mod write;
 use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
-use protocol::{LauncherState, Lifecycle, SyncReply, features::Feature};
+use protocol::{Done, LauncherState, Lifecycle, SyncReply, features::Feature};
 use serde_json::json;
 
 use super::*;
 use crate::vmi::{
-    host::{ConnectError, NetworkFailure},
+    host::ConnectError,
     observed::{Outcome, Stage},
 };
 
@@ -54,8 +54,8 @@ fn answered(started: bool) -> SyncReply {
 }
 
 /// Returns a Sync of an object with this fingerprint.
-fn sync(fingerprint: u64) -> SyncVmi {
-    SyncVmi { fingerprint, ..SyncVmi::default() }
+fn sync(fingerprint: u64) -> Sync {
+    Sync { fingerprint, ..Sync::default() }
 }
 
 /// Returns a VMI with a connection, after Hello and network setup.
@@ -112,7 +112,7 @@ fn names(decision: &Decision) -> Vec<&'static str> {
         .iter()
         .map(|effect| match effect {
             Effect::Connect { .. } => "connect",
-            Effect::Call(call) => call.name(),
+            Effect::Call(call) => call.row().0,
             Effect::Carry(Some(_)) => "carry",
             Effect::Carry(None) => "carry none",
             Effect::Write(..) => "write",

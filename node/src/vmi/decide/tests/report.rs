@@ -111,7 +111,11 @@ fn a_running_guest_survives_a_rejected_sync() {
 
 #[test]
 fn a_running_guest_survives_a_network_that_a_restarted_virt_handler_rejects() {
-    let failure = || NetworkFailure { message: "that many ports are not supported".into(), permanent: true };
+    let failure = || crate::launcher::LauncherError::Refused {
+        call: "network",
+        message: "that many ports are not supported".into(),
+        irrecoverable: true,
+    };
     let mut observed = Observed::new(Arc::new(vmi("Running")), NODE);
     observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(1));
     observed.apply_answer(&Hello, 1, Ok(all_features()), at(1));
