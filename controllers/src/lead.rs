@@ -5,12 +5,11 @@ use std::sync::Arc;
 use daemon::{config::ConfigHandle, tasks::Spawner};
 use futures::{
     FutureExt,
-    future::{join, join_all, join3},
+    future::{join_all, join3},
 };
 
 use crate::{
-    cache::Source,
-    resources::{Caches, Sources},
+    resources::{CERTIFICATES, Caches, Resource, Sources, needs},
     runtime::{ConfigChange, Executor, Needs, Run},
 };
 
@@ -23,33 +22,27 @@ pub(crate) async fn lead(
     mut config: ConfigHandle,
     tasks: Spawner,
 ) {
-    let start = |needs: Needs| {
-        let ready = controllers.iter().filter(|controller| controller.needs() == needs);
-        ready.for_each(|controller| controller.clone().start(&executor, &tasks));
+    // Nothing may be decided from older caches: the former leader may have written until it lost the lease. A list that fails
+    // holds back only the controllers that depend on it.
+    let caught_up: Vec<_> =
+        sources.iter().map(|(resource, source)| (needs(&[*resource]), source.catch_up().shared())).collect();
+    let ready = |needs: Needs| {
+        join_all(caught_up.iter().filter(|(resource, _)| needs.contains(*resource)).map(|(_, ready)| ready.clone()))
     };
+    let (first, others): (Vec<_>, Vec<_>) =
+        controllers.iter().partition(|controller| CERTIFICATES.contains(controller.needs()));
+    let start = |controller: &Arc<dyn Run>| controller.clone().start(&executor, &tasks);
     // Certificates come first: other writes may need the webhooks.
-    catch_up(&sources.certificates).await;
-    start(Needs::Certificates);
+    ready(CERTIFICATES).await;
+    first.into_iter().for_each(start);
     // Pods must not be created from the defaults that hold until the configuration has been read.
     config.read_once().await;
-    let former = config.current();
-    let workloads = catch_up(&sources.workloads).shared();
-    let started = async {
-        workloads.clone().await;
+    let mut former = config.current();
+    let started = join_all(others.into_iter().map(|controller| ready(controller.needs()).map(|_| start(controller))));
+    let filled = ready(needs(&[Resource::Vmis, Resource::Pods])).map(|_| {
         tracing::info!(vmis = caches.vmis.len(), pods = caches.pods.len(), "caches are as new as the lease");
-        start(Needs::Workloads);
-    };
-    // A list that fails holds back only the controllers that depend on it.
-    let with = |sources| join(workloads.clone(), catch_up(sources)).map(drop).shared();
-    let (machines, sets) = (with(&sources.virtual_machines), with(&sources.replica_sets));
-    let both = join(machines.clone(), sets.clone()).map(drop);
-    let dependent = join3(
-        machines.map(|()| start(Needs::VirtualMachines)),
-        sets.map(|()| start(Needs::ReplicaSets)),
-        both.map(|()| start(Needs::AllWorkloads)),
-    );
+    });
     let follow = async {
-        let mut former = former;
         loop {
             config.changed().await;
             let present = config.current();
@@ -58,13 +51,7 @@ pub(crate) async fn lead(
             former = present;
         }
     };
-    join3(started, dependent, follow).await;
-}
-
-/// Waits until caches are as new as the API server is now. Nothing may be decided from older ones: the former leader may
-/// have written until it lost the lease.
-async fn catch_up(sources: &[Arc<dyn Source>]) {
-    join_all(sources.iter().map(|source| source.catch_up())).await;
+    join3(started, filled, follow).await;
 }
 
 #[cfg(test)]
@@ -81,6 +68,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        cache::Source,
         runtime::{Election, Metrics, Recorder, Times},
         scripted::Server,
     };
@@ -91,9 +79,6 @@ mod tests {
     impl Source for Slow {
         fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
             std::future::pending().boxed()
-        }
-        fn synced(&self) -> BoxFuture<'_, ()> {
-            std::future::ready(()).boxed()
         }
         fn catch_up(&self) -> BoxFuture<'_, ()> {
             async { self.0.subscribe().wait_for(|done| *done).await.map(|_| ()).unwrap() }.boxed()
@@ -129,17 +114,21 @@ mod tests {
             Executor::new(client, election.leadership(), recorder, metrics, caches.clone(), Traces::default());
         let slow = || Arc::new(Slow(watch::Sender::new(false)));
         let (certificates, workloads, machines, sets) = (slow(), slow(), slow(), slow());
-        let sources = Sources {
-            certificates: vec![certificates.clone()],
-            workloads: vec![workloads.clone()],
-            virtual_machines: vec![machines.clone()],
-            replica_sets: vec![sets.clone()],
+        let sources: Sources = vec![
+            (Resource::Secrets, certificates.clone()),
+            (Resource::Vmis, workloads.clone()),
+            (Resource::Vms, machines.clone()),
+            (Resource::ReplicaSets, sets.clone()),
             // Nothing waits for the others.
-            others: vec![slow()],
-        };
+            (Resource::Roles, slow()),
+        ];
         let started: Arc<Mutex<Vec<Needs>>> = Arc::default();
-        let needs =
-            [Needs::AllWorkloads, Needs::ReplicaSets, Needs::VirtualMachines, Needs::Workloads, Needs::Certificates];
+        let of_certificates = needs(&[Resource::Secrets]);
+        let of_workloads = needs(&[Resource::Vmis]);
+        let of_machines = needs(&[Resource::Vmis, Resource::Vms]);
+        let of_sets = needs(&[Resource::Vmis, Resource::ReplicaSets]);
+        let of_all = needs(&[Resource::Vmis, Resource::Vms, Resource::ReplicaSets]);
+        let needs = [of_workloads, of_machines, of_sets, of_all, of_certificates];
         let controllers =
             needs.into_iter().map(|needs| Arc::new(Recorded(needs, started.clone())) as Arc<dyn Run>).collect();
         let config = ConfigHandle::fixed(ClusterConfig::default());
@@ -155,12 +144,12 @@ mod tests {
             }
         };
         assert_eq!(after(None).await, []);
-        assert_eq!(after(Some(certificates)).await, [Needs::Certificates]);
+        assert_eq!(after(Some(certificates)).await, [of_certificates]);
         // Without the VMIs no VM is decided on.
-        assert_eq!(after(Some(machines)).await, [Needs::Certificates]);
+        assert_eq!(after(Some(machines)).await, [of_certificates]);
         // The list of replica sets fails.
-        let others = [Needs::Certificates, Needs::Workloads, Needs::VirtualMachines];
+        let others = [of_certificates, of_workloads, of_machines];
         assert_eq!(after(Some(workloads)).await, others);
-        assert_eq!(after(Some(sets)).await[3..], [Needs::ReplicaSets, Needs::AllWorkloads]);
+        assert_eq!(after(Some(sets)).await[3..], [of_sets, of_all]);
     }
 }

@@ -44,13 +44,12 @@ use daemon::{
     telemetry::Traces,
     tls::{Identity, Roots},
 };
-use kube::Client;
 use prometheus::Registry;
 
 use crate::{
     inventory::Inventory,
     options::Options,
-    resources::{Caches, networks::EXTERNAL_RESOURCES},
+    resources::Caches,
     runtime::{Election, Executor, Metrics, Recorder, Times},
     setup::Setup,
 };
@@ -108,11 +107,10 @@ pub async fn run(options: Options) -> Result<(), RunError> {
         Setup { caches: caches.clone(), config: config.clone(), metrics: metrics.clone(), options: options.clone() };
     let controllers = registry::controllers(&setup);
     controllers.iter().for_each(|controller| controller.watch());
-    let sources = resources::sources(&caches, &client, &options.namespace);
-    for source in sources.all() {
-        spawner.spawn("watch", source.run());
+    let sources = resources::sources(&caches, &client, &options.namespace, &config);
+    for (_, source) in &sources {
+        spawner.spawn("watch", source.clone().run());
     }
-    spawner.spawn("network definitions", follow_networks(caches.clone(), config.clone(), client.clone()));
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());
@@ -141,15 +139,6 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     } else {
         Err(RunError::LeadershipLost)
     }
-}
-
-/// Watches the definitions of networks from the time on at which launcher pods depend on them.
-async fn follow_networks(caches: Arc<Caches>, mut config: ConfigHandle, client: Client) {
-    config.read_once().await;
-    while config.current().enabled(EXTERNAL_RESOURCES) {
-        config.changed().await;
-    }
-    resources::network_definitions(&caches, &client).run().await;
 }
 
 async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {

@@ -18,11 +18,12 @@ use std::{
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use tokio::sync::watch::Sender;
 
 use self::content::{Content, version};
 pub(crate) use self::{
     key::Key,
-    watch::{Source, Watch},
+    watch::{Presence, Source, Watch},
 };
 
 /// An object that a cache can hold.
@@ -49,7 +50,8 @@ pub(crate) trait Cached: Clone + Debug + Send + Sync + 'static {
     }
 }
 
-/// A change in a cache: the former object, if any, and the present one, if any.
+/// A change in a cache: the former object, if any, and the present one, if any. Neither: the API server serves the resource from
+/// now on, or no longer.
 pub(crate) type Seen<'a, K> = (Option<&'a K>, Option<&'a K>);
 
 type Listener<K> = Box<dyn Fn(Seen<'_, K>) + Send + Sync>;
@@ -58,6 +60,7 @@ type Listener<K> = Box<dyn Fn(Seen<'_, K>) + Send + Sync>;
 pub(crate) struct Cache<K: Cached> {
     content: RwLock<Content<K>>,
     listeners: Mutex<Vec<Listener<K>>>,
+    absent: Sender<bool>,
     /// Objects that lookups returned or passed.
     #[cfg(test)]
     visited: AtomicUsize,
@@ -68,6 +71,7 @@ impl<K: Cached> Default for Cache<K> {
         Self {
             content: RwLock::new(Content::new()),
             listeners: Mutex::new(Vec::new()),
+            absent: Sender::new(false),
             #[cfg(test)]
             visited: AtomicUsize::new(0),
         }
@@ -144,6 +148,29 @@ impl<K: Cached> Cache<K> {
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.read().objects.len()
+    }
+
+    /// Returns true if the API server does not serve the resource. Without objects, the cache of one that it serves is empty.
+    #[must_use]
+    pub(crate) fn is_absent(&self) -> bool {
+        *self.absent.borrow()
+    }
+
+    /// Waits until the API server is known not to serve the resource.
+    async fn absent(&self) {
+        // The sender lives in self, so waiting cannot fail.
+        let _ = self.absent.subscribe().wait_for(|absent| *absent).await;
+    }
+
+    /// Records if the API server serves the resource. Drops the objects of one that it does not serve.
+    fn set_absent(&self, absent: bool) {
+        if self.absent.send_replace(absent) == absent {
+            return;
+        }
+        if absent {
+            self.keys().iter().for_each(|key| self.observe_deleted(key, None));
+        }
+        self.notify((None, None));
     }
 
     /// Calls `listener` with each change from now on. It must not block.

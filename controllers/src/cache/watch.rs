@@ -44,6 +44,8 @@ const LONGEST_PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 const RESTART_INTERVAL: Duration = Duration::from_secs(10);
 /// Wait after a list that failed.
 const RETRY: Duration = Duration::from_millis(500);
+/// Interval at which the API server is asked for a resource that it does not serve.
+const DISCOVERY: Duration = Duration::from_secs(10);
 /// Time for which the API server must not know a resource until it counts as one that is not installed: it may be about to read
 /// its definitions.
 const ABSENT: Duration = Duration::from_secs(10);
@@ -54,10 +56,17 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) trait Source: Send + Sync {
     /// Watches for ever.
     fn run(self: Arc<Self>) -> BoxFuture<'static, ()>;
-    /// Waits until the first list has been read.
-    fn synced(&self) -> BoxFuture<'_, ()>;
     /// Waits until the cache is as new as the API server was at the call. A resource that is not installed has no objects.
     fn catch_up(&self) -> BoxFuture<'_, ()>;
+}
+
+/// How a resource comes into a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Every cluster has it.
+    Required,
+    /// Other software brings it: it is watched as long as the API server serves it.
+    WhenServed,
 }
 
 /// A watch of one resource that keeps a cache up to date.
@@ -72,6 +81,7 @@ pub(crate) struct Watch<W, K: Cached> {
     keeps_unseen: Box<dyn Fn(&K) -> bool + Send + Sync>,
     /// The only object of the watch, in a cache that other watches fill as well.
     name: Option<&'static str>,
+    presence: Presence,
     synced: watch::Sender<bool>,
     /// Events so far.
     delivered: AtomicU64,
@@ -122,16 +132,10 @@ where
     K: Cached,
     W: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    /// Creates a watch of all objects of `api`.
-    pub(crate) fn new(cache: &Arc<Cache<K>>, api: Api<W>, convert: impl Fn(W) -> K + Send + Sync + 'static) -> Self {
-        Self::filtered(cache, api, |_| true, move |object| Some(convert(object)))
-    }
-
-    /// Creates a watch of those objects for which `convert` returns one. `selects` returns the same from metadata.
-    pub(crate) fn filtered(
+    /// Creates a watch of those objects of `api` for which `convert` returns one.
+    pub(crate) fn new(
         cache: &Arc<Cache<K>>,
         api: Api<W>,
-        selects: fn(&ObjectMeta) -> bool,
         convert: impl Fn(W) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -139,13 +143,26 @@ where
             api,
             config: watcher::Config::default().page_size(PAGE),
             convert: Box::new(convert),
-            selects,
+            selects: |_| true,
             keeps_unseen: Box::new(|_| false),
             name: None,
+            presence: Presence::Required,
             synced: watch::Sender::new(false),
             delivered: AtomicU64::new(0),
             restart: Notify::new(),
         }
+    }
+
+    /// Sets the function that returns true for metadata of objects that are kept.
+    pub(crate) fn selecting(mut self, selects: fn(&ObjectMeta) -> bool) -> Self {
+        self.selects = selects;
+        self
+    }
+
+    /// Sets how the resource comes into a cluster.
+    pub(crate) fn present(mut self, presence: Presence) -> Self {
+        self.presence = presence;
+        self
     }
 
     /// Restricts the watch to objects that match a label selector.
@@ -174,35 +191,81 @@ where
 
     /// Waits until the resource counts as one that is not installed. Its first list never comes then.
     async fn absent(&self, resource: &str) {
+        if self.presence == Presence::WhenServed {
+            return self.cache.absent().await;
+        }
         let mut failures = Failures::default();
-        let one = ListParams { field_selector: self.config.field_selector.clone(), ..ListParams::default().limit(1) };
         loop {
             // The watch usually reads its first list meanwhile.
             tokio::time::sleep(PAGE_TIMEOUT).await;
-            let listed = tokio::time::timeout(PAGE_TIMEOUT, self.api.list_metadata(&one)).await;
-            let listed = listed.map_err(|_| CompareError::Timeout).and_then(|listed| Ok(listed?));
-            match listed {
-                Ok(_) => failures = Failures::default(),
+            match self.list_one().await {
+                Ok(()) => failures = Failures::default(),
                 Err(error) if failures.record(resource, &error) => return log_absent(resource),
                 Err(_) => {}
             }
         }
     }
 
+    /// Lists one object, which fails if the API server does not serve the resource.
+    async fn list_one(&self) -> Result<(), CompareError> {
+        let one = ListParams { field_selector: self.config.field_selector.clone(), ..ListParams::default().limit(1) };
+        let listed = tokio::time::timeout(PAGE_TIMEOUT, self.api.list_metadata(&one)).await;
+        listed.map_err(|_| CompareError::Timeout)?.map(drop).map_err(CompareError::List)
+    }
+
     fn covers(&self, key: &Key) -> bool {
         self.name.is_none_or(|name| key.name == name)
+    }
+
+    /// Waits until the first list has been read.
+    async fn synced(&self) {
+        // The sender lives in self, so waiting cannot fail.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
     /// Watches for ever.
     async fn follow(&self) {
         loop {
+            if self.presence == Presence::WhenServed {
+                self.served().await;
+            }
             tokio::select! {
-                () = self.follow_events() => return,
+                () = self.follow_events() => tokio::time::sleep(RETRY).await,
                 () = self.restart.notified() => tracing::warn!("watch is silent and is started again"),
             }
         }
     }
 
+    /// Waits until the API server serves the resource. The cache of one that was read stays for a while: the API server may be
+    /// about to read its definitions.
+    async fn served(&self) {
+        let resource = self.api.resource_url();
+        let mut unserved_since: Option<Instant> = None;
+        loop {
+            match self.list_one().await {
+                Ok(()) => {
+                    tracing::info!(resource, "the API server serves the resource, which is watched");
+                    return self.cache.set_absent(false);
+                }
+                Err(error) if error.is_absent() => {
+                    let since = *unserved_since.get_or_insert_with(Instant::now);
+                    let is_over = !*self.synced.borrow() || since.elapsed() >= ABSENT;
+                    if is_over && !self.cache.is_absent() {
+                        tracing::info!(resource, "the API server does not serve the resource");
+                        self.synced.send_replace(false);
+                        self.cache.set_absent(true);
+                    }
+                }
+                Err(error) => {
+                    unserved_since = None;
+                    tracing::warn!(resource, %error, "cannot find out if the API server serves the resource");
+                }
+            }
+            tokio::time::sleep(if self.cache.is_absent() { DISCOVERY } else { RETRY }).await;
+        }
+    }
+
+    /// Watches until the API server does not know an optional resource any more.
     async fn follow_events(&self) {
         let events = watcher::watcher(self.api.clone(), self.config.clone()).default_backoff();
         let mut events = std::pin::pin!(events);
@@ -249,6 +312,7 @@ where
                         self.cache.lose(&key, uid.as_deref(), last, &self.keeps_unseen);
                     }
                 }
+                Err(error) if self.presence == Presence::WhenServed && is_unknown(&error) => return,
                 Err(error) => tracing::warn!(error = %error, "watch was interrupted"),
             }
         }
@@ -303,6 +367,12 @@ where
     }
 }
 
+/// Returns true if the API server does not know the resource.
+fn is_unknown(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchStartFailed};
+    matches!(error, InitialListFailed(kube::Error::Api(status)) | WatchStartFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
 fn log_absent(resource: &str) {
     tracing::warn!(resource, "the API server does not serve the resource, its cache is used as it is");
 }
@@ -323,14 +393,6 @@ where
 {
     fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
         async move { self.follow().await }.boxed()
-    }
-
-    fn synced(&self) -> BoxFuture<'_, ()> {
-        async {
-            // The sender lives in self, so waiting cannot fail.
-            let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
-        }
-        .boxed()
     }
 
     fn catch_up(&self) -> BoxFuture<'_, ()> {
@@ -384,156 +446,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::scripted::{Reply, Server, status};
-
-    #[derive(Clone, Debug)]
-    struct Thing(ObjectMeta);
-
-    impl Cached for Thing {
-        type Index = ();
-
-        fn meta(&self) -> &ObjectMeta {
-            &self.0
-        }
-    }
-
-    fn meta(name: &str, version: u64) -> Value {
-        json!({"name": name, "namespace": "n", "uid": format!("uid-{name}"), "resourceVersion": version.to_string()})
-    }
-
-    fn thing(name: &str, version: u64) -> Thing {
-        Thing(serde_json::from_value(meta(name, version)).unwrap())
-    }
-
-    fn list(version: u64, items: &[Value]) -> Value {
-        let items: Vec<Value> = items.iter().map(|meta| json!({"metadata": meta})).collect();
-        json!({
-            "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
-            "metadata": {"resourceVersion": version.to_string()}, "items": items,
-        })
-    }
-
-    /// A cache that has been read once, and its watch, which delivers nothing.
-    fn standby(server: &Server, known: &[(&str, u64)]) -> (Arc<Cache<Thing>>, Watch<ConfigMap, Thing>) {
-        let cache = Arc::new(Cache::default());
-        known.iter().for_each(|(name, version)| cache.observe(thing(name, *version)));
-        let api = Api::<ConfigMap>::namespaced(server.client(), "n");
-        let watch = Watch::new(&cache, api, |object| Thing(object.metadata));
-        watch.synced.send_replace(true);
-        (cache, watch)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn new_leader_waits_until_its_cache_is_as_new_as_the_api_server() {
-        // The former leader changed `a`, created `b` and deleted `c` before it lost the lease.
-        let newest = list(20, &[meta("a", 15), meta("b", 16), meta("d", 4)]);
-        let server = Server::new([Reply::Answer(200, newest.clone()), Reply::Answer(200, newest)]);
-        let (cache, watch) = standby(&server, &[("a", 5), ("c", 3), ("d", 4)]);
-        let mut waits = std::pin::pin!(watch.catch_up());
-        let soon = Duration::from_millis(200);
-        assert!(tokio::time::timeout(soon, &mut waits).await.is_err());
-        cache.observe(thing("a", 15));
-        assert!(tokio::time::timeout(soon, &mut waits).await.is_err());
-        // Deleted again at once.
-        cache.observe_deleted(&Key::new("n", "b"), Some("uid-b"));
-        assert!(tokio::time::timeout(soon, &mut waits).await.is_err());
-        cache.observe_deleted(&Key::new("n", "c"), Some("uid-c"));
-        assert!(tokio::time::timeout(soon, &mut waits).await.is_ok());
-        assert_eq!(server.requests().len(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn cache_that_is_as_new_is_ready_at_once() {
-        let server = Server::new([
-            Reply::Answer(500, status(500, "InternalError")),
-            Reply::Answer(200, list(20, &[meta("a", 5)])),
-        ]);
-        // Objects newer than the list may be known already.
-        let (_, watch) = standby(&server, &[("a", 7), ("new", 21)]);
-        assert!(tokio::time::timeout(Duration::from_secs(1), watch.catch_up()).await.is_ok());
-        assert_eq!(server.requests().len(), 2, "a failed list is repeated");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn list_without_an_answer_is_repeated() {
-        let server = Server::new([Reply::Silence, Reply::Answer(200, list(20, &[meta("a", 5)]))]);
-        let (_cache, watch) = standby(&server, &[("a", 5)]);
-        assert!(tokio::time::timeout(Duration::from_secs(4), watch.catch_up()).await.is_ok());
-        assert_eq!(server.requests().len(), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn silent_watch_is_started_again() {
-        let newest = || Reply::Answer(200, list(20, &[meta("a", 15)]));
-        // List and watch. Then comparisons and the requests of the second watch get the same answer, in any order.
-        let first = [Reply::Answer(200, list(10, &[meta("a", 5)])), Reply::Silence];
-        let server = Server::new(first.into_iter().chain(std::iter::repeat_with(newest).take(10)));
-        let cache = Arc::new(Cache::default());
-        let api = Api::<ConfigMap>::namespaced(server.client(), "n");
-        let watch = Arc::new(Watch::new(&cache, api, |object| Thing(object.metadata)));
-        let task = tokio::spawn(watch.clone().run());
-        watch.synced().await;
-        // The watch is under way.
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        let caught_up = tokio::time::timeout(Duration::from_secs(5), watch.catch_up()).await;
-        assert!(caught_up.is_ok(), "{:?}", server.requests());
-        let known = cache.get(&Key::new("n", "a")).and_then(|object| object.0.resource_version.clone());
-        assert_eq!(known.as_deref(), Some("15"));
-        task.abort();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn list_is_repeated_when_the_watch_does_not_deliver() {
-        let server = Server::new([Reply::Answer(200, list(20, &[meta("a", 15)])), Reply::Answer(200, list(30, &[]))]);
-        let (_, watch) = standby(&server, &[]);
-        assert!(tokio::time::timeout(Duration::from_secs(5), watch.catch_up()).await.is_ok());
-        assert_eq!(server.requests().len(), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn resource_that_is_not_installed_does_not_hold_the_leader_back() {
-        let absent = || Reply::Answer(404, status(404, "NotFound"));
-        let server = Server::new(std::iter::repeat_with(absent).take(200));
-        // Once a standby whose watch has read a list before, once one that never could.
-        for synced in [true, false] {
-            let (_cache, watch) = standby(&server, &[]);
-            watch.synced.send_replace(synced);
-            assert!(tokio::time::timeout(ABSENT - RETRY, watch.catch_up()).await.is_err(), "{synced}");
-            assert!(tokio::time::timeout(ABSENT * 2, watch.catch_up()).await.is_ok(), "{synced}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn list_that_is_refused_holds_the_leader_back_until_it_is_read() {
-        let refused = || Reply::Answer(403, status(403, "Forbidden"));
-        let absent_for_a_moment = Reply::Answer(404, status(404, "NotFound"));
-        let replies = std::iter::repeat_with(refused).take(100).chain([absent_for_a_moment]);
-        let server = Server::new(replies.chain([Reply::Answer(200, list(20, &[]))]));
-        let (_cache, watch) = standby(&server, &[]);
-        let mut waits = std::pin::pin!(watch.catch_up());
-        assert!(tokio::time::timeout(RETRY * 99, &mut waits).await.is_err());
-        assert!(tokio::time::timeout(RETRY * 5, &mut waits).await.is_ok());
-    }
-
-    #[test]
-    fn failures_are_logged_once_for_each_reason() {
-        let failure = |code: u16| {
-            let status = serde_json::from_value(status(code, "x")).unwrap();
-            CompareError::List(kube::Error::Api(Box::new(status)))
-        };
-        let mut failures = Failures::default();
-        assert!(!failures.record("things", &failure(404)));
-        let first = failures.logged.clone();
-        assert!(!failures.record("things", &failure(404)));
-        assert_eq!(failures.logged, first, "the same reason is not logged again");
-        assert!(failures.absent_since.is_some());
-        assert!(!failures.record("things", &failure(500)));
-        assert_ne!(failures.logged, first);
-        assert!(failures.absent_since.is_none(), "only consecutive answers count");
-    }
-}
+mod tests;

@@ -14,7 +14,7 @@ use super::{
     authority::{CertificateFacts, facts_of},
 };
 use crate::{
-    resources::installation::BundleCarrier,
+    resources::bundle_carriers::BundleCarrier,
     runtime::{Effect, Kind, WriteOptions},
 };
 

@@ -11,10 +11,7 @@ use k8s_openapi::api::{
 use super::{Authority, CertificateError, Lives, Observed, inject, leaf_secrets, request};
 use crate::{
     cache::Key,
-    resources::{
-        Caches,
-        installation::{BundleCarrier, RequestIndex},
-    },
+    resources::{CERTIFICATES, Caches, bundle_carriers::BundleCarrier, certificate_requests::RequestIndex},
     runtime::{Attempt, Controller, Decision, Kind, Needs, Wake},
     setup::Setup,
 };
@@ -45,7 +42,7 @@ pub(crate) struct Snapshot {
 
 impl Controller for Certificates {
     const NAME: &'static str = "certificates";
-    const NEEDS: Needs = Needs::Certificates;
+    const NEEDS: Needs = CERTIFICATES;
     type Caches = Caches;
     type Snapshot = Snapshot;
 
@@ -115,7 +112,7 @@ pub(crate) struct RequestSnapshot {
 
 impl Controller for Requests {
     const NAME: &'static str = "requests";
-    const NEEDS: Needs = Needs::Certificates;
+    const NEEDS: Needs = CERTIFICATES;
     type Caches = Caches;
     type Snapshot = RequestSnapshot;
 

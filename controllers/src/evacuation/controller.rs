@@ -10,12 +10,13 @@ use super::{Observed, marked_node};
 use crate::{
     cache::Key,
     resources::{
-        Caches,
+        Caches, Resource,
         migrations::{MigrationIndex, vmi_key},
+        needs,
         nodes::CachedNode,
         vmis::{VmiIndex, node_name},
     },
-    runtime::{Attempt, ConfigChange, Controller, Decision, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -48,6 +49,7 @@ fn is_drained(caches: &Caches, vmi: &VirtualMachineInstance, config: &ClusterCon
 impl Controller for Evacuations {
     const NAME: &'static str = "evacuation";
     const WORKERS: usize = 3;
+    const NEEDS: Needs = needs(&[Resource::Vmis, Resource::Migrations, Resource::Nodes, Resource::Pods]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

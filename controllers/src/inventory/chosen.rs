@@ -103,7 +103,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::resources::instancetypes::InstancetypeRevision;
+    use crate::resources::instancetype_revisions::InstancetypeRevision;
 
     fn vm(spec: Value) -> VirtualMachine {
         serde_json::from_value(json!({

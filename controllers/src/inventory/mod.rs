@@ -39,7 +39,7 @@ use self::{
 use crate::{
     cache::Key,
     resources::{
-        Caches, installation::VM_LABELS_FILTER, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key,
+        Caches, config_maps::VM_LABELS_FILTER, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key,
     },
     runtime::Metrics,
 };

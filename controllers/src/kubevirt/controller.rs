@@ -8,12 +8,12 @@ use super::{Components, Deployment, Observed};
 use crate::{
     cache::Key,
     resources::{
-        Caches,
-        installation::CachedRole,
+        Caches, Resource, needs,
+        roles::CachedRole,
         vmis::{VmiIndex, is_outdated},
         workloads::CachedWorkload,
     },
-    runtime::{Attempt, Controller, Decision, Wake},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::{Setup, VERSION},
     webhook_path,
 };
@@ -51,6 +51,17 @@ pub(crate) struct Snapshot {
 
 impl Controller for Installation {
     const NAME: &'static str = "kubevirt";
+    const NEEDS: Needs = needs(&[
+        Resource::KubeVirts,
+        Resource::Secrets,
+        Resource::ConfigMaps,
+        Resource::ApiServices,
+        Resource::MutatingWebhooks,
+        Resource::ValidatingWebhooks,
+        Resource::Deployments,
+        Resource::DaemonSets,
+        Resource::Vmis,
+    ]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

@@ -20,7 +20,7 @@ use sha1::{Digest, Sha1};
 pub(crate) use self::controller::Installation;
 use crate::{
     options::Options,
-    resources::{installation::CachedRole, workloads::CachedWorkload},
+    resources::{roles::CachedRole, workloads::CachedWorkload},
     runtime::{Decision, Effect, Event, Kind},
     setup::VERSION,
 };

@@ -21,17 +21,19 @@ use crate::{
     cache::Key,
     launcher_pod::{NamespaceLimits, is_target_of, required_labels},
     resources::{
-        Caches,
+        Caches, Resource,
         attachments::CachedAttachment,
         claims::CachedClaim,
-        migrations::{CachedPolicy, MigrationIndex, vmi_key},
+        migrations::{MigrationIndex, vmi_key},
+        needs,
         networks::CachedNetwork,
         nodes::CachedNode,
         pod_warnings::PodWarning,
         pods::CachedPod,
+        policies::CachedPolicy,
         vmis::{claim_names, node_name},
     },
-    runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Needs, Wake},
     setup::Setup,
     vmi::{definitions, namespace_limits},
 };
@@ -106,6 +108,18 @@ pub(crate) struct Snapshot {
 impl Controller for Migrations {
     const NAME: &'static str = "migration";
     const WORKERS: usize = 3;
+    const NEEDS: Needs = needs(&[
+        Resource::Vmis,
+        Resource::Pods,
+        Resource::Attachments,
+        Resource::Migrations,
+        Resource::Claims,
+        Resource::Quotas,
+        Resource::Namespaces,
+        Resource::Nodes,
+        Resource::Networks,
+        Resource::Policies,
+    ]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

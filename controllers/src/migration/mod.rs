@@ -40,8 +40,8 @@ pub(crate) use self::object::{Origin, migration_of};
 use crate::{
     launcher_pod::{NamespaceLimits, is_target_of},
     resources::{
-        attachments::CachedAttachment, claims::CachedClaim, migrations::CachedPolicy, networks::CachedNetwork,
-        nodes::CachedNode, pod_warnings::PodWarning, pods::CachedPod, vmis::node_name,
+        attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, nodes::CachedNode,
+        pod_warnings::PodWarning, pods::CachedPod, policies::CachedPolicy, vmis::node_name,
     },
     runtime::{Decision, Effect, Event, Failure, Kind},
     vmi::present_pod,

@@ -8,7 +8,7 @@ use api::{
 };
 
 use super::Observed;
-use crate::resources::migrations::CachedPolicy;
+use crate::resources::policies::CachedPolicy;
 
 /// Returns the policy with the most matching labels. Of those with as many, the one with more labels of the VMI applies, then
 /// the one with the smallest name.

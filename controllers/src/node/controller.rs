@@ -13,13 +13,13 @@ use super::{Observed, is_silent, silence::Heartbeats};
 use crate::{
     cache::Key,
     resources::{
-        Caches, VmiWithPods,
+        Caches, Resource, VmiWithPods, needs,
         nodes::{CachedNode, NodeIndex},
         pods::PodIndex,
         vmis::{VmiIndex, node_name},
         workloads::CachedWorkload,
     },
-    runtime::{Attempt, Controller, Decision, Wake},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
     tsc,
 };
@@ -50,6 +50,8 @@ pub(crate) struct Snapshot {
 
 impl Controller for Nodes {
     const NAME: &'static str = "node";
+    const NEEDS: Needs =
+        needs(&[Resource::Nodes, Resource::Vmis, Resource::Pods, Resource::Handlers, Resource::DaemonSets]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

@@ -94,9 +94,12 @@ fn replica_set(number: usize, version: usize) -> Value {
 }
 
 fn pod(number: usize, version: usize) -> Value {
+    let metadata = metadata(&format!("p-{number}"), version);
+    let mut metadata = owned(metadata, "VirtualMachineInstance", &format!("m-{number}"));
+    metadata["labels"] = json!({"kubevirt.io": "virt-launcher"});
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": owned(metadata(&format!("p-{number}"), version), "VirtualMachineInstance", &format!("m-{number}")),
+        "metadata": metadata,
         "spec": {"nodeName": format!("node-{}", number / PER_NODE), "containers": []}, "status": {"phase": "Running"},
     })
 }

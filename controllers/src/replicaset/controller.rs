@@ -8,9 +8,9 @@ use super::Observed;
 use crate::{
     cache::{Cache, Key},
     resources::{
-        Caches,
+        Caches, Resource, needs,
+        replica_sets::{ReplicaSetIndex, required_label},
         vmis::VmiIndex,
-        vms::{ReplicaSetIndex, required_label},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
 };
@@ -35,7 +35,7 @@ pub(crate) struct Snapshot {
 impl Controller for ReplicaSets {
     const NAME: &'static str = "replicaset";
     const WORKERS: usize = 3;
-    const NEEDS: Needs = Needs::ReplicaSets;
+    const NEEDS: Needs = needs(&[Resource::ReplicaSets, Resource::Vmis, Resource::Namespaces]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

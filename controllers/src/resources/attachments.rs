@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{
-    constants::{annotation, component},
+    constants::{annotation, component, label},
     owner,
 };
 use k8s_openapi::{
@@ -12,10 +12,15 @@ use k8s_openapi::{
 };
 
 use super::{
+    Caches,
+    declaration::{Declaration, Selection},
     metadata::{keep, slim},
     pods::{ANNOTATION_LIMIT, CachedPod},
 };
-use crate::cache::{Cached, Key};
+use crate::{
+    cache::{Cached, Key, Watch},
+    runtime::Kind,
+};
 
 /// Option of the program of attachment pods: UID of the VMI. Pods of releases before it answer no question of virt-handler.
 pub(crate) const VMI_UID: &str = "--vmi-uid";
@@ -82,7 +87,7 @@ impl CachedAttachment {
 }
 
 /// Returns true if a pod controls the object.
-pub(super) fn is_of_pod(metadata: &ObjectMeta) -> bool {
+fn is_of_pod(metadata: &ObjectMeta) -> bool {
     owner::controller_of_kind::<Pod>(metadata).is_some()
 }
 
@@ -96,6 +101,21 @@ impl Cached for CachedAttachment {
     fn indices(&self) -> Vec<AttachmentIndex> {
         let controller = owner::controller(&self.metadata);
         controller.map(|owner| AttachmentIndex::Launcher(owner.uid.clone())).into_iter().collect()
+    }
+}
+
+impl Declaration for CachedAttachment {
+    type Wire = Pod;
+    type Kept = Self;
+    const SELECTION: Selection = Selection::Label(label::APP, component::HOTPLUG_DISK);
+    const WRITTEN: Option<Kind> = Some(Kind::Pod);
+
+    fn keep(object: Pod) -> Option<CachedAttachment> {
+        Self::of(object)
+    }
+
+    fn adjust(watch: Watch<Pod, Self>, _caches: &Caches) -> Watch<Pod, Self> {
+        watch.selecting(is_of_pod)
     }
 }
 

@@ -8,7 +8,7 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use super::metadata::slim;
+use super::{declaration::Declaration, metadata::slim};
 use crate::cache::Cached;
 
 /// Annotation of claims with the phase of the pod that imports their data.
@@ -72,6 +72,15 @@ impl Cached for CachedClaim {
 
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
+    }
+}
+
+impl Declaration for CachedClaim {
+    type Wire = PersistentVolumeClaim;
+    type Kept = Self;
+
+    fn keep(object: PersistentVolumeClaim) -> Option<CachedClaim> {
+        Some(object.into())
     }
 }
 

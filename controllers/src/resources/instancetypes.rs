@@ -1,11 +1,14 @@
-//! Instance types, preferences, and the copies of them that VMs keep.
+//! Instance types and preferences.
 
-use api::instancetype::MatchedKind;
-use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use api::instancetype::{
+    MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
+    VirtualMachinePreference,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::Serialize;
 
-use super::metadata::slim;
+use super::{declaration::Declaration, metadata::slim};
 use crate::cache::{Cached, trim_meta};
 
 /// Label of instance types and preferences that come from a vendor.
@@ -46,29 +49,26 @@ impl Cached for CachedInstancetype {
     }
 }
 
-/// The copy of an instance type or preference.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct InstancetypeRevision {
-    /// Metadata, reduced.
-    pub metadata: ObjectMeta,
-    /// The copied object as JSON.
-    pub object: Box<str>,
-}
+/// Declares the resource of a kind.
+macro_rules! declare {
+    ($($kind:ident: $wire:ident as $name:ident,)+) => {$(
+        #[doc = concat!("Objects of kind ", stringify!($wire), ".")]
+        pub(crate) enum $name {}
 
-impl From<ControllerRevision> for InstancetypeRevision {
-    fn from(revision: ControllerRevision) -> Self {
-        let mut object = revision.data.map(|data| data.0).unwrap_or_default();
-        if let Some(object) = object.as_object_mut() {
-            object.remove("metadata");
+        impl Declaration for $name {
+            type Wire = $wire;
+            type Kept = CachedInstancetype;
+
+            fn keep(object: $wire) -> Option<CachedInstancetype> {
+                Some(CachedInstancetype::new(MatchedKind::$kind, object))
+            }
         }
-        Self { metadata: slim(revision.metadata), object: object.to_string().into() }
-    }
+    )+};
 }
 
-impl Cached for InstancetypeRevision {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+declare! {
+    Instancetype: VirtualMachineInstancetype as Instancetypes,
+    ClusterInstancetype: VirtualMachineClusterInstancetype as ClusterInstancetypes,
+    Preference: VirtualMachinePreference as Preferences,
+    ClusterPreference: VirtualMachineClusterPreference as ClusterPreferences,
 }

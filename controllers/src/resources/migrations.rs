@@ -1,12 +1,13 @@
-//! VirtualMachineInstanceMigrations and MigrationPolicies with their indices.
+//! VirtualMachineInstanceMigrations.
 
-use std::collections::BTreeMap;
-
-use api::{MigrationPhase, MigrationPolicy, VirtualMachineInstanceMigration, policy::MigrationPolicySpec};
+use api::{MigrationPhase, VirtualMachineInstanceMigration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::metadata::slim;
-use crate::cache::{Cached, Key, trim_meta};
+use super::declaration::Declaration;
+use crate::{
+    cache::{Cached, Key, trim_meta},
+    runtime::Kind,
+};
 
 /// Indices of migrations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,48 +50,18 @@ impl Cached for VirtualMachineInstanceMigration {
     }
 }
 
+impl Declaration for VirtualMachineInstanceMigration {
+    type Wire = Self;
+    type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::Migration);
+
+    fn keep(object: VirtualMachineInstanceMigration) -> Option<VirtualMachineInstanceMigration> {
+        Some(object)
+    }
+}
+
 /// Returns the VMI of a migration.
 pub(crate) fn vmi_key(migration: &VirtualMachineInstanceMigration) -> Option<Key> {
     let name = migration.spec.vmi_name.as_deref().filter(|name| !name.is_empty())?;
     Some(Key::new(migration.metadata.namespace.clone().unwrap_or_default(), name))
-}
-
-/// A migration policy.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct CachedPolicy {
-    /// Metadata, reduced.
-    pub metadata: ObjectMeta,
-    /// Its settings.
-    pub spec: MigrationPolicySpec,
-}
-
-impl Cached for CachedPolicy {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
-
-impl From<MigrationPolicy> for CachedPolicy {
-    fn from(policy: MigrationPolicy) -> Self {
-        Self { metadata: slim(policy.metadata), spec: policy.spec }
-    }
-}
-
-impl CachedPolicy {
-    /// Returns the number of matching labels of the VMI and of its namespace, if both selectors match.
-    #[must_use]
-    pub(crate) fn matches(
-        &self,
-        vmi: &BTreeMap<String, String>,
-        namespace: &BTreeMap<String, String>,
-    ) -> Option<(usize, usize)> {
-        let selectors = &self.spec.selectors;
-        let all = |wanted: &BTreeMap<String, String>, labels: &BTreeMap<String, String>| {
-            wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
-        };
-        let (of_vmi, of_namespace) = (&selectors.virtual_machine_instance_selector, &selectors.namespace_selector);
-        (all(of_vmi, vmi) && all(of_namespace, namespace)).then_some((of_vmi.len(), of_namespace.len()))
-    }
 }

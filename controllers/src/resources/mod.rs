@@ -1,13 +1,18 @@
 //! Caches of the cluster, one a resource: trimmed objects with named indices.
 //!
-//! Start with [`Caches`]. `sources.rs` lists the watches that fill them, `answers.rs` stores the answers to writes; each
-//! other file holds the types and indices of some resources.
+//! Start with [`Caches`], the list of all resources. Each has a file with its [`Declaration`], types and indices. `sources.rs`
+//! watches what is declared, `answers.rs` stores the answers to writes.
 
 mod answers;
 pub(crate) mod attachments;
+pub(crate) mod bundle_carriers;
+pub(crate) mod certificate_requests;
 pub(crate) mod claims;
-pub(crate) mod installation;
+pub(crate) mod config_maps;
+mod declaration;
+pub(crate) mod instancetype_revisions;
 pub(crate) mod instancetypes;
+mod kubevirts;
 mod metadata;
 pub(crate) mod migrations;
 pub(crate) mod namespaces;
@@ -15,6 +20,13 @@ pub(crate) mod networks;
 pub(crate) mod nodes;
 pub(crate) mod pod_warnings;
 pub(crate) mod pods;
+pub(crate) mod policies;
+pub(crate) mod quotas;
+pub(crate) mod replica_sets;
+#[cfg(test)]
+mod rights;
+pub(crate) mod roles;
+mod secrets;
 mod sources;
 pub(crate) mod start_revisions;
 pub(crate) mod vmis;
@@ -33,22 +45,27 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
 };
 
-pub(crate) use self::sources::{Sources, network_definitions, sources};
+pub(crate) use self::sources::{Sources, sources};
 use self::{
     attachments::{AttachmentIndex, CachedAttachment},
     claims::CachedClaim,
-    installation::{BundleCarrier, CachedRole},
-    instancetypes::{CachedInstancetype, InstancetypeRevision},
-    migrations::CachedPolicy,
-    namespaces::{CachedNamespace, CachedQuota},
+    declaration::Declaration,
+    instancetype_revisions::InstancetypeRevision,
+    instancetypes::CachedInstancetype,
+    namespaces::CachedNamespace,
     networks::CachedNetwork,
     nodes::{CachedNode, Offers},
     pod_warnings::PodWarning,
     pods::{CachedPod, PodIndex},
+    policies::CachedPolicy,
+    quotas::CachedQuota,
+    roles::CachedRole,
     start_revisions::StartRevision,
-    workloads::CachedWorkload,
 };
-use crate::cache::{Cache, Key};
+use crate::{
+    cache::{Cache, Key},
+    runtime::Needs,
+};
 
 /// A VMI with the launcher pods that it controls.
 #[derive(Clone, Debug)]
@@ -59,77 +76,117 @@ pub(crate) struct VmiWithPods {
     pub pods: Vec<Arc<CachedPod>>,
 }
 
-/// All caches.
-#[derive(Default)]
-pub(crate) struct Caches {
+/// Lists the resources: the field of the cache, the declaration, the name of the resource.
+macro_rules! resources {
+    ($($(#[$doc:meta])+ $cache:ident: $declaration:ty as $resource:ident,)+) => {
+        /// A resource of which objects are cached.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Resource {
+            $($(#[$doc])+ $resource,)+
+        }
+
+        /// All caches.
+        #[derive(Default)]
+        pub(crate) struct Caches {
+            $($(#[$doc])+ pub $cache: Arc<Cache<<$declaration as Declaration>::Kept>>,)+
+            /// Warnings about launcher pods that do not start. Filled on demand.
+            pub warnings: Arc<Cache<PodWarning>>,
+            /// Labels that the nodes offer to VMIs.
+            pub offers: Arc<Offers>,
+        }
+
+        impl Caches {
+            fn each(&self, visitor: &mut impl declaration::Visitor) {
+                $(visitor.visit::<$declaration>(Resource::$resource, &self.$cache);)+
+            }
+        }
+    };
+}
+
+resources! {
     /// VirtualMachines.
-    pub vms: Arc<Cache<VirtualMachine>>,
+    vms: VirtualMachine as Vms,
     /// VirtualMachineInstances.
-    pub vmis: Arc<Cache<VirtualMachineInstance>>,
+    vmis: VirtualMachineInstance as Vmis,
     /// VirtualMachineInstanceMigrations.
-    pub migrations: Arc<Cache<VirtualMachineInstanceMigration>>,
+    migrations: VirtualMachineInstanceMigration as Migrations,
     /// MigrationPolicies.
-    pub policies: Arc<Cache<CachedPolicy>>,
+    policies: CachedPolicy as Policies,
     /// VirtualMachineInstanceReplicaSets.
-    pub replica_sets: Arc<Cache<VirtualMachineInstanceReplicaSet>>,
-    /// Instance types and preferences, in the order of [`MatchedKind::ALL`].
-    instancetypes: [Arc<Cache<CachedInstancetype>>; 4],
-    /// Copies of instance types and preferences.
-    pub revisions: Arc<Cache<InstancetypeRevision>>,
+    replica_sets: VirtualMachineInstanceReplicaSet as ReplicaSets,
+    /// Instance types.
+    instancetypes: instancetypes::Instancetypes as Instancetypes,
+    /// Instance types of the cluster.
+    cluster_instancetypes: instancetypes::ClusterInstancetypes as ClusterInstancetypes,
+    /// Preferences.
+    preferences: instancetypes::Preferences as Preferences,
+    /// Preferences of the cluster.
+    cluster_preferences: instancetypes::ClusterPreferences as ClusterPreferences,
     /// Records of the starts of VMs.
-    pub starts: Arc<Cache<StartRevision>>,
+    starts: StartRevision as Starts,
+    /// Copies of instance types and preferences.
+    revisions: InstancetypeRevision as Revisions,
     /// Launcher pods.
-    pub pods: Arc<Cache<CachedPod>>,
-    /// Warnings about launcher pods that do not start. Filled on demand.
-    pub warnings: Arc<Cache<PodWarning>>,
+    pods: CachedPod as Pods,
     /// Pods that attach the claims of hot-plugged volumes.
-    pub attachments: Arc<Cache<CachedAttachment>>,
+    attachments: CachedAttachment as Attachments,
     /// Pods of virt-handler.
-    pub handlers: Arc<Cache<CachedPod>>,
+    handlers: pods::Handlers as Handlers,
     /// Nodes.
-    pub nodes: Arc<Cache<CachedNode>>,
-    /// Labels that the nodes offer to VMIs.
-    pub offers: Arc<Offers>,
+    nodes: CachedNode as Nodes,
     /// Persistent volume claims.
-    pub claims: Arc<Cache<CachedClaim>>,
+    claims: CachedClaim as Claims,
     /// Resource quotas.
-    pub quotas: Arc<Cache<CachedQuota>>,
-    /// NetworkAttachmentDefinitions. Empty until they are watched, see [`network_definitions`].
-    pub networks: Arc<Cache<CachedNetwork>>,
+    quotas: CachedQuota as Quotas,
+    /// NetworkAttachmentDefinitions.
+    networks: CachedNetwork as Networks,
     /// Namespaces.
-    pub namespaces: Arc<Cache<CachedNamespace>>,
+    namespaces: CachedNamespace as Namespaces,
     /// Deployments of the install namespace.
-    pub deployments: Arc<Cache<CachedWorkload>>,
+    deployments: workloads::Deployments as Deployments,
     /// DaemonSets of the install namespace.
-    pub daemon_sets: Arc<Cache<CachedWorkload>>,
+    daemon_sets: workloads::DaemonSets as DaemonSets,
     /// The configuration object.
-    pub kubevirts: Arc<Cache<KubeVirt>>,
+    kubevirts: KubeVirt as KubeVirts,
     /// Secrets that this process makes.
-    pub secrets: Arc<Cache<Secret>>,
+    secrets: Secret as Secrets,
     /// The CA bundle, and the filter of the metric with the labels of VMs.
-    pub config_maps: Arc<Cache<ConfigMap>>,
+    config_maps: ConfigMap as ConfigMaps,
     /// Requests of virt-handlers for certificates.
-    pub requests: Arc<Cache<CertificateSigningRequest>>,
+    requests: CertificateSigningRequest as Requests,
     /// API services with the CA bundle.
-    pub api_services: Arc<Cache<BundleCarrier>>,
+    api_services: bundle_carriers::ApiServices as ApiServices,
     /// Mutating webhook configurations with the CA bundle and the path segment.
-    pub mutating_webhooks: Arc<Cache<BundleCarrier>>,
+    mutating_webhooks: bundle_carriers::MutatingWebhooks as MutatingWebhooks,
     /// Validating webhook configurations with the CA bundle and the path segment.
-    pub validating_webhooks: Arc<Cache<BundleCarrier>>,
+    validating_webhooks: bundle_carriers::ValidatingWebhooks as ValidatingWebhooks,
     /// Cluster roles that the default roles of a cluster can include.
-    pub roles: Arc<Cache<CachedRole>>,
+    roles: CachedRole as Roles,
+}
+
+/// The resources that certificates depend on.
+pub(crate) const CERTIFICATES: Needs =
+    needs(&[Resource::Secrets, Resource::ConfigMaps, Resource::KubeVirts, Resource::Requests]);
+
+/// Returns a set of resources.
+pub(crate) const fn needs(mut resources: &[Resource]) -> Needs {
+    let mut needs = Needs::NONE;
+    while let [resource, rest @ ..] = resources {
+        needs = needs.with(*resource as u32);
+        resources = rest;
+    }
+    needs
 }
 
 impl Caches {
     /// Returns the cache of a kind of instance types or preferences.
     #[must_use]
     pub(crate) fn instancetypes(&self, kind: MatchedKind) -> &Arc<Cache<CachedInstancetype>> {
-        let [instancetypes, cluster_instancetypes, preferences, cluster_preferences] = &self.instancetypes;
         match kind {
-            MatchedKind::Instancetype => instancetypes,
-            MatchedKind::ClusterInstancetype => cluster_instancetypes,
-            MatchedKind::Preference => preferences,
-            MatchedKind::ClusterPreference => cluster_preferences,
+            MatchedKind::Instancetype => &self.instancetypes,
+            MatchedKind::ClusterInstancetype => &self.cluster_instancetypes,
+            MatchedKind::Preference => &self.preferences,
+            MatchedKind::ClusterPreference => &self.cluster_preferences,
         }
     }
 
@@ -195,40 +252,20 @@ impl Caches {
         names.into_iter().filter_map(known).collect()
     }
 
-    /// Returns the configuration object, unless it is being deleted.
-    #[must_use]
-    pub(crate) fn kubevirt(&self) -> Option<Arc<KubeVirt>> {
-        self.kubevirts.all().into_iter().find(|object| object.metadata.deletion_timestamp.is_none())
-    }
-
     /// Returns the number of objects that lookups visited so far.
     #[cfg(test)]
     pub(crate) fn visited(&self) -> usize {
-        let small = [&self.api_services, &self.mutating_webhooks, &self.validating_webhooks];
-        self.vms.visited()
-            + self.vmis.visited()
-            + self.migrations.visited()
-            + self.policies.visited()
-            + self.replica_sets.visited()
-            + self.instancetypes.iter().map(|cache| cache.visited()).sum::<usize>()
-            + self.revisions.visited()
-            + self.starts.visited()
-            + self.pods.visited()
-            + self.warnings.visited()
-            + self.attachments.visited()
-            + self.handlers.visited()
-            + self.nodes.visited()
-            + self.claims.visited()
-            + self.quotas.visited()
-            + self.networks.visited()
-            + self.namespaces.visited()
-            + self.deployments.visited()
-            + self.daemon_sets.visited()
-            + self.kubevirts.visited()
-            + self.secrets.visited()
-            + self.config_maps.visited()
-            + self.requests.visited()
-            + small.into_iter().map(|cache| cache.visited()).sum::<usize>()
-            + self.roles.visited()
+        /// Adds the numbers of all caches.
+        struct Visited(usize);
+
+        impl declaration::Visitor for Visited {
+            fn visit<D: Declaration>(&mut self, _resource: Resource, cache: &Arc<Cache<D::Kept>>) {
+                self.0 += cache.visited();
+            }
+        }
+
+        let mut visited = Visited(self.warnings.visited());
+        self.each(&mut visited);
+        visited.0
     }
 }

@@ -1,54 +1,11 @@
-//! Namespaces and resource quotas, as far as launcher pods depend on them.
+//! Namespaces, as far as launcher pods depend on them.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::{
-    api::core::v1::{Namespace, ResourceQuota},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::metadata::slim;
+use super::{declaration::Declaration, metadata::slim};
 use crate::cache::Cached;
-
-/// Indices of quotas.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum QuotaIndex {
-    /// Name of the namespace.
-    Namespace(String),
-}
-
-/// A resource quota.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct CachedQuota {
-    /// Metadata, reduced.
-    pub metadata: ObjectMeta,
-    /// It limits memory limits.
-    pub memory_limits: bool,
-    /// It limits CPU limits.
-    pub cpu_limits: bool,
-}
-
-impl Cached for CachedQuota {
-    type Index = QuotaIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn indices(&self) -> Vec<QuotaIndex> {
-        self.metadata.namespace.clone().map(QuotaIndex::Namespace).into_iter().collect()
-    }
-}
-
-impl From<ResourceQuota> for CachedQuota {
-    fn from(quota: ResourceQuota) -> Self {
-        let hard = quota.spec.and_then(|spec| spec.hard).unwrap_or_default();
-        Self {
-            metadata: slim(quota.metadata),
-            memory_limits: hard.contains_key("limits.memory"),
-            cpu_limits: hard.contains_key("limits.cpu"),
-        }
-    }
-}
 
 /// A namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,6 +21,15 @@ impl Cached for CachedNamespace {
 
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
+    }
+}
+
+impl Declaration for CachedNamespace {
+    type Wire = Namespace;
+    type Kept = Self;
+
+    fn keep(object: Namespace) -> Option<CachedNamespace> {
+        Some(object.into())
     }
 }
 

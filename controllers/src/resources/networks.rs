@@ -1,14 +1,41 @@
 //! Definitions of networks (Multus NetworkAttachmentDefinitions).
 
-use api::constants::annotation;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::DynamicObject;
+use api::{FeatureGate, constants::annotation};
+use k8s_openapi::{Metadata, NamespaceResourceScope, Resource, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde::Deserialize;
 
-use super::metadata::slim;
-use crate::cache::Cached;
+use super::{declaration::Declaration, metadata::slim};
+use crate::cache::{Cached, Presence};
 
 /// Feature gate under which other programs add the resources of networks to pods.
-pub(crate) const EXTERNAL_RESOURCES: api::FeatureGate = api::FeatureGate::ExternalNetResourceInjection;
+pub(crate) const EXTERNAL_RESOURCES: FeatureGate = FeatureGate::ExternalNetResourceInjection;
+
+/// A NetworkAttachmentDefinition, as far as it is read.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NetworkAttachmentDefinition {
+    metadata: ObjectMeta,
+}
+
+impl Resource for NetworkAttachmentDefinition {
+    const API_VERSION: &'static str = "k8s.cni.cncf.io/v1";
+    const GROUP: &'static str = "k8s.cni.cncf.io";
+    const KIND: &'static str = "NetworkAttachmentDefinition";
+    const VERSION: &'static str = "v1";
+    const URL_PATH_SEGMENT: &'static str = "network-attachment-definitions";
+    type Scope = NamespaceResourceScope;
+}
+
+impl Metadata for NetworkAttachmentDefinition {
+    type Ty = ObjectMeta;
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
 
 /// The definition of a network beside the pods' own.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,8 +54,19 @@ impl Cached for CachedNetwork {
     }
 }
 
-impl From<DynamicObject> for CachedNetwork {
-    fn from(definition: DynamicObject) -> Self {
+impl Declaration for CachedNetwork {
+    type Wire = NetworkAttachmentDefinition;
+    type Kept = Self;
+    const PRESENCE: Presence = Presence::WhenServed;
+    const UNLESS: Option<FeatureGate> = Some(EXTERNAL_RESOURCES);
+
+    fn keep(object: NetworkAttachmentDefinition) -> Option<CachedNetwork> {
+        Some(object.into())
+    }
+}
+
+impl From<NetworkAttachmentDefinition> for CachedNetwork {
+    fn from(definition: NetworkAttachmentDefinition) -> Self {
         let annotations = definition.metadata.annotations.as_ref();
         let resource = annotations.and_then(|annotations| annotations.get(annotation::RESOURCE_NAME)).cloned();
         Self { resource: resource.filter(|name| !name.is_empty()), metadata: slim(definition.metadata) }

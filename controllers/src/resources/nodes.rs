@@ -9,10 +9,14 @@ use api::constants::{annotation, label};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
+    declaration::Declaration,
     metadata::{keep, slim},
     pods::digest,
 };
-use crate::cache::{Cached, Seen};
+use crate::{
+    cache::{Cached, Seen},
+    runtime::Kind,
+};
 
 /// Label of a node with the frequency of its TSC in Hz.
 pub(crate) const TSC_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
@@ -60,6 +64,16 @@ impl Cached for CachedNode {
             index(tsc.frequency)
         });
         by_frequency.into_iter().chain(self.has_tsc_labels().then_some(NodeIndex::HasTscLabels)).collect()
+    }
+}
+
+impl Declaration for CachedNode {
+    type Wire = Node;
+    type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::Node);
+
+    fn keep(object: Node) -> Option<CachedNode> {
+        Some(object.into())
     }
 }
 

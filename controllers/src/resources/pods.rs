@@ -1,4 +1,4 @@
-//! Pods: launcher pods and those of virt-handler.
+//! Launcher pods, and those of virt-handler.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +15,19 @@ use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod, ResourceRequirements},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
+use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 
-use super::metadata::{keep, slim};
-use crate::cache::{Cached, Key};
+use super::{
+    Caches,
+    declaration::{Declaration, Selection},
+    metadata::{keep, slim},
+    watched_pod::WatchedPod,
+};
+use crate::{
+    cache::{Cached, Key, Watch},
+    runtime::Kind,
+};
 
 /// Longest annotation about a pod's networks that is read: enough for a thousand of them.
 const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
@@ -281,6 +290,51 @@ impl Cached for CachedPod {
     }
     fn is_unseen(&self) -> bool {
         self.unseen
+    }
+}
+
+impl Declaration for CachedPod {
+    type Wire = WatchedPod;
+    type Kept = Self;
+    const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_LAUNCHER);
+    const WRITTEN: Option<Kind> = Some(Kind::Pod);
+
+    fn keep(object: WatchedPod) -> Option<CachedPod> {
+        object.into_pod()
+    }
+
+    fn adjust(watch: Watch<WatchedPod, Self>, caches: &Caches) -> Watch<WatchedPod, Self> {
+        let (vmis, pods) = (caches.vmis.clone(), caches.pods.clone());
+        caches.vmis.listen(move |(former, present)| {
+            // Pods that no watch shows are kept for their VMI only.
+            let Some(former) = former.and_then(|former| former.metadata.uid.as_deref()) else { return };
+            if present.and_then(|present| present.metadata.uid.as_deref()) != Some(former) {
+                pods.forget_unseen(&PodIndex::Controller(former.to_owned()));
+            }
+        });
+        let is_of_vmi = move |pod: &Self| {
+            let vmi = pod.vmi().and_then(|key| vmis.get(&key));
+            vmi.is_some_and(|vmi| owner::is_controlled_by(&pod.metadata, &*vmi))
+        };
+        let is_controlled = |metadata: &_| owner::controller_of_kind::<VirtualMachineInstance>(metadata).is_some();
+        watch.selecting(is_controlled).keeping_unseen(is_of_vmi)
+    }
+}
+
+/// Pods of virt-handler.
+pub(crate) enum Handlers {}
+
+impl Declaration for Handlers {
+    type Wire = Pod;
+    type Kept = CachedPod;
+    const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_HANDLER);
+
+    fn keep(object: Pod) -> Option<CachedPod> {
+        Some(object.into())
+    }
+
+    fn api(client: Client, install_namespace: &str) -> Api<Pod> {
+        Api::namespaced(client, install_namespace)
     }
 }
 

@@ -21,8 +21,11 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::metadata::slim;
-use crate::cache::Cached;
+use super::{
+    declaration::{Declaration, Selection},
+    metadata::slim,
+};
+use crate::{cache::Cached, runtime::Kind};
 
 /// Label of these revisions.
 pub(crate) const LABEL: &str = "ferrovirt.io/start-revision";
@@ -262,6 +265,17 @@ impl Cached for StartRevision {
     fn indices(&self) -> Vec<StartRevisionIndex> {
         let controller = api::owner::controller(&self.metadata);
         controller.map(|owner| StartRevisionIndex::Vm(owner.uid.clone())).into_iter().collect()
+    }
+}
+
+impl Declaration for StartRevision {
+    type Wire = ControllerRevision;
+    type Kept = Self;
+    const SELECTION: Selection = Selection::HasLabel(LABEL);
+    const WRITTEN: Option<Kind> = Some(Kind::ControllerRevision);
+
+    fn keep(object: ControllerRevision) -> Option<StartRevision> {
+        Some(object.into())
     }
 }
 

@@ -1,4 +1,4 @@
-//! VirtualMachineInstances with their indices, and the names of other objects in their specs.
+//! VirtualMachineInstances, and the names of other objects in their specs.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,11 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::claims::mounted_claim;
-use crate::cache::{Cached, Key, trim_meta};
+use super::{claims::mounted_claim, declaration::Declaration};
+use crate::{
+    cache::{Cached, Key, trim_meta},
+    runtime::Kind,
+};
 
 /// Indices of VMIs. Ranges over an index depend on the order of the first two.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,6 +101,16 @@ impl Cached for VirtualMachineInstance {
             indices.push(VmiIndex::Unstarted);
         }
         indices
+    }
+}
+
+impl Declaration for VirtualMachineInstance {
+    type Wire = Self;
+    type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::Instance);
+
+    fn keep(object: VirtualMachineInstance) -> Option<VirtualMachineInstance> {
+        Some(object)
     }
 }
 

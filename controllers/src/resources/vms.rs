@@ -1,7 +1,7 @@
-//! VirtualMachines and replica sets with their indices.
+//! VirtualMachines.
 
 use api::{
-    VirtualMachine, VirtualMachineInstanceReplicaSet,
+    VirtualMachine,
     constants::condition,
     instancetype::{
         MatchedKind,
@@ -10,8 +10,11 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::claims::claim_name;
-use crate::cache::{Cached, Key, trim_meta};
+use super::{claims::claim_name, declaration::Declaration};
+use crate::{
+    cache::{Cached, Key, trim_meta},
+    runtime::Kind,
+};
 
 /// Indices of VMs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +61,16 @@ impl Cached for VirtualMachine {
     }
 }
 
+impl Declaration for VirtualMachine {
+    type Wire = Self;
+    type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::VirtualMachine);
+
+    fn keep(object: VirtualMachine) -> Option<VirtualMachine> {
+        Some(object)
+    }
+}
+
 /// Returns the key of an instance type or preference that an object in `namespace` names.
 pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl Into<String>) -> Key {
     if kind.is_cluster_wide() { Key::cluster_wide(name) } else { Key::new(namespace, name) }
@@ -67,45 +80,4 @@ pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl In
 pub(crate) fn claim_names(vm: &VirtualMachine) -> Vec<String> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
     volumes.filter_map(claim_name).map(str::to_owned).collect()
-}
-
-/// Indices of replica sets.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ReplicaSetIndex {
-    /// Label that a VMI must have to be selected. One of several is enough.
-    Selects {
-        /// Namespace of the replica set.
-        namespace: String,
-        /// Key of the label.
-        key: String,
-        /// Value of the label.
-        value: String,
-    },
-    /// Namespace of a replica set that requires no certain label.
-    SelectsByExpressions(String),
-}
-
-/// Returns the first label that a replica set requires.
-pub(crate) fn required_label(set: &VirtualMachineInstanceReplicaSet) -> Option<(&String, &String)> {
-    set.spec.selector.match_labels.as_ref()?.iter().next()
-}
-
-impl Cached for VirtualMachineInstanceReplicaSet {
-    type Index = ReplicaSetIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
-
-    fn indices(&self) -> Vec<ReplicaSetIndex> {
-        let namespace = self.metadata.namespace.clone().unwrap_or_default();
-        vec![match required_label(self) {
-            Some((key, value)) => ReplicaSetIndex::Selects { namespace, key: key.clone(), value: value.clone() },
-            None => ReplicaSetIndex::SelectsByExpressions(namespace),
-        }]
-    }
 }

@@ -5,8 +5,9 @@ use k8s_openapi::{
     api::apps::v1::{DaemonSet, Deployment},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use kube::{Api, Client};
 
-use super::metadata::slim;
+use super::{declaration::Declaration, metadata::slim};
 use crate::cache::Cached;
 
 /// A Deployment or DaemonSet.
@@ -37,6 +38,38 @@ impl Cached for CachedWorkload {
 
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
+    }
+}
+
+/// Deployments of the install namespace.
+pub(crate) enum Deployments {}
+
+impl Declaration for Deployments {
+    type Wire = Deployment;
+    type Kept = CachedWorkload;
+
+    fn keep(object: Deployment) -> Option<CachedWorkload> {
+        Some(object.into())
+    }
+
+    fn api(client: Client, install_namespace: &str) -> Api<Deployment> {
+        Api::namespaced(client, install_namespace)
+    }
+}
+
+/// DaemonSets of the install namespace.
+pub(crate) enum DaemonSets {}
+
+impl Declaration for DaemonSets {
+    type Wire = DaemonSet;
+    type Kept = CachedWorkload;
+
+    fn keep(object: DaemonSet) -> Option<CachedWorkload> {
+        Some(object.into())
+    }
+
+    fn api(client: Client, install_namespace: &str) -> Api<DaemonSet> {
+        Api::namespaced(client, install_namespace)
     }
 }
 

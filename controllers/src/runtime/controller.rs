@@ -21,8 +21,8 @@ pub(crate) trait Controller: Send + Sync + 'static {
     const WORKERS: usize = 1;
     /// Metrics count the decisions about each object. True for VMIs only, because the metric does not contain the controller.
     const COUNTS_SYNCS: bool = false;
-    /// Caches that have to be filled before the first decision.
-    const NEEDS: Needs = Needs::Workloads;
+    /// Resources whose caches have to be filled before the first decision.
+    const NEEDS: Needs;
     /// The caches.
     type Caches: Send + Sync + 'static;
     /// Everything in the caches that a decision depends on.
@@ -52,19 +52,23 @@ pub(crate) trait Controller: Send + Sync + 'static {
     fn decide(&self, snapshot: &Self::Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error>;
 }
 
-/// The caches that a controller needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Needs {
-    /// Those about certificates. Every other write may depend on webhooks, and so on certificates.
-    Certificates,
-    /// Those of VMIs, pods, nodes and the installation, too.
-    Workloads,
-    /// Those of VMs, instance types and preferences, too.
-    VirtualMachines,
-    /// Those of replica sets, too, but not those of VMs.
-    ReplicaSets,
-    /// Those of VMs and replica sets, too.
-    AllWorkloads,
+/// A set of resources, by their numbers. A controller starts when the caches of those that it needs are filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Needs(u64);
+
+impl Needs {
+    /// The empty set.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// Adds a resource.
+    pub(crate) const fn with(self, number: u32) -> Self {
+        Self(self.0 | 1 << number)
+    }
+
+    /// Returns true if the set contains all resources of another.
+    pub(crate) const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
 }
 
 /// A change of the cluster configuration.

@@ -24,7 +24,7 @@ const SLOW_DECISION: Duration = Duration::from_millis(200);
 
 /// A controller of any kind.
 pub(crate) trait Run: Send + Sync {
-    /// Returns the caches that must be filled before the start.
+    /// Returns the resources whose caches must be filled before the start.
     fn needs(&self) -> Needs;
     /// Registers the changes that wake keys.
     fn watch(&self);

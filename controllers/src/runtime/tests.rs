@@ -19,7 +19,7 @@ use prometheus::Registry;
 use serde_json::{Value, json};
 
 use super::{
-    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Kind, Metrics, Recorder, Run, Runner, Wake,
+    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Kind, Metrics, Needs, Recorder, Run, Runner, Wake,
     executor::Outcome, lease::Leadership,
 };
 use crate::{
@@ -93,6 +93,7 @@ struct Fake {
 
 impl Controller for Fake {
     const NAME: &'static str = "fake";
+    const NEEDS: Needs = Needs::NONE;
     type Caches = ();
     type Snapshot = ObjectMeta;
 

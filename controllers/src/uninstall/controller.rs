@@ -7,7 +7,7 @@ use api::{KubeVirt, constants::KUBEVIRT_NAME};
 use super::{Counts, Workloads, decide, removes_workloads};
 use crate::{
     cache::{Cache, Cached, Key},
-    resources::Caches,
+    resources::{Caches, Resource, needs},
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
@@ -47,7 +47,8 @@ fn wake_on<K: Cached>(wake: &Wake, cache: &Cache<K>, key: &Key) {
 
 impl Controller for Uninstall {
     const NAME: &'static str = "uninstall";
-    const NEEDS: Needs = Needs::AllWorkloads;
+    const NEEDS: Needs =
+        needs(&[Resource::KubeVirts, Resource::Vms, Resource::Vmis, Resource::ReplicaSets, Resource::Migrations]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

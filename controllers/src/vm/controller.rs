@@ -18,9 +18,10 @@ use super::{
 use crate::{
     cache::Key,
     resources::{
-        Caches,
+        Caches, Resource,
         claims::CachedClaim,
         migrations::{MigrationIndex, vmi_key},
+        needs,
         start_revisions::{StartRevision, StartRevisionIndex},
         vms::{VmIndex, claim_names, instancetype_key},
     },
@@ -55,7 +56,19 @@ pub(crate) struct Snapshot {
 impl Controller for Vms {
     const NAME: &'static str = "vm";
     const WORKERS: usize = 3;
-    const NEEDS: Needs = Needs::VirtualMachines;
+    const NEEDS: Needs = needs(&[
+        Resource::Vms,
+        Resource::Vmis,
+        Resource::Migrations,
+        Resource::Claims,
+        Resource::Namespaces,
+        Resource::Instancetypes,
+        Resource::ClusterInstancetypes,
+        Resource::Preferences,
+        Resource::ClusterPreferences,
+        Resource::Revisions,
+        Resource::Starts,
+    ]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

@@ -12,7 +12,7 @@ use api::{
 use serde_json::Value;
 
 use super::SyncError;
-use crate::resources::instancetypes::{CachedInstancetype, InstancetypeRevision};
+use crate::resources::{instancetype_revisions::InstancetypeRevision, instancetypes::CachedInstancetype};
 
 /// The instance type or preference of a VM, as found in the caches.
 #[derive(Clone, Debug, Default)]

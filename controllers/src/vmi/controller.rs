@@ -16,18 +16,19 @@ use crate::{
     cache::Key,
     launcher_pod::{NamespaceLimits, required_labels},
     resources::{
-        Caches,
+        Caches, Resource,
         attachments::CachedAttachment,
         claims::CachedClaim,
         migrations::{MigrationIndex, vmi_key},
-        namespaces::QuotaIndex,
+        needs,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
         nodes::CachedNode,
         pod_warnings::PodWarning,
         pods::CachedPod,
+        quotas::QuotaIndex,
         vmis::{VmiIndex, claim_names, is_starting, is_unstarted, needs_tsc_frequency, network_names},
     },
-    runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Needs, Wake},
     setup::Setup,
     tsc,
 };
@@ -74,6 +75,17 @@ impl Controller for Vmis {
     const NAME: &'static str = "vmi";
     const WORKERS: usize = 10;
     const COUNTS_SYNCS: bool = true;
+    const NEEDS: Needs = needs(&[
+        Resource::Vmis,
+        Resource::Pods,
+        Resource::Attachments,
+        Resource::Migrations,
+        Resource::Claims,
+        Resource::Quotas,
+        Resource::Namespaces,
+        Resource::Nodes,
+        Resource::Networks,
+    ]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

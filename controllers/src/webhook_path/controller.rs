@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Secret;
 use super::{Configuration, Observed};
 use crate::{
     cache::Key,
-    resources::{Caches, workloads::CachedWorkload},
-    runtime::{Attempt, Controller, Decision, Wake},
+    resources::{Caches, Resource, needs, workloads::CachedWorkload},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Snapshot {
 
 impl Controller for WebhookPaths {
     const NAME: &'static str = "webhook-path";
+    const NEEDS: Needs =
+        needs(&[Resource::Secrets, Resource::MutatingWebhooks, Resource::ValidatingWebhooks, Resource::Deployments]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

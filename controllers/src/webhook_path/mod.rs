@@ -25,7 +25,7 @@ use serde_json::json;
 pub(crate) use self::controller::WebhookPaths;
 use crate::{
     certificates::owned_labels,
-    resources::installation::BundleCarrier,
+    resources::bundle_carriers::BundleCarrier,
     runtime::{Decision, Effect, Kind},
 };
 

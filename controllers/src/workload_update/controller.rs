@@ -17,11 +17,12 @@ use crate::{
     cache::Key,
     kubevirt::Deployment,
     resources::{
-        Caches, VmiWithPods,
+        Caches, Resource, VmiWithPods,
         migrations::{MigrationIndex, vmi_key},
+        needs,
         vmis::VmiIndex,
     },
-    runtime::{Attempt, Controller, Decision, Wake},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -86,6 +87,7 @@ fn facts(vmi: Option<&VirtualMachineInstance>) -> Option<[bool; 4]> {
 
 impl Controller for WorkloadUpdates {
     const NAME: &'static str = "workload-update";
+    const NEEDS: Needs = needs(&[Resource::KubeVirts, Resource::Vmis, Resource::Migrations, Resource::Pods]);
     type Caches = Caches;
     type Snapshot = Snapshot;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use api::{config::ReferencePolicy, instancetype::MatchedKind};
 
 use super::*;
-use crate::resources::instancetypes::{CachedInstancetype, InstancetypeRevision};
+use crate::resources::{instancetype_revisions::InstancetypeRevision, instancetypes::CachedInstancetype};
 
 const COPY: &str = "v-u1.small-v1beta1-u-1-4";
 

@@ -1,46 +1,24 @@
-//! Objects of the installation itself: webhook configurations, API services, cluster roles, Secrets, requests for certificates.
+//! Objects with a CA bundle: API services and webhook configurations.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{KubeVirt, tls, webhook_path};
+use api::{tls, webhook_path};
 use k8s_openapi::{
-    api::{
-        admissionregistration::v1::{
-            MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
-        },
-        certificates::v1::CertificateSigningRequest,
-        core::v1::{ConfigMap, Secret},
-        rbac::v1::ClusterRole,
+    api::admissionregistration::v1::{
+        MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
 
-use super::{Caches, metadata::slim};
-use crate::{
-    cache::{Cached, Key, trim_meta},
-    runtime::Kind,
+use super::{
+    Caches,
+    declaration::{Declaration, Selection},
+    metadata::slim,
 };
-
-/// Cluster roles whose rights `admin`, `edit` and `view` of each cluster can include.
-pub(crate) const AGGREGATED_ROLES: [&str; 3] = ["kubevirt.io:admin", "kubevirt.io:edit", "kubevirt.io:view"];
-/// ConfigMap that users can create, with the filter of the metric `kubevirt_vm_labels`.
-pub(crate) const VM_LABELS_FILTER: &str = "kubevirt-vm-labels-config";
+use crate::{cache::Cached, runtime::Kind};
 
 impl Caches {
-    /// Returns a Secret of the installation.
-    #[must_use]
-    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.secrets.get(&Key::new(namespace, name))
-    }
-
-    /// Returns the CA bundle in force.
-    #[must_use]
-    pub(crate) fn ca_bundle(&self, namespace: &str) -> Option<String> {
-        let map = self.config_maps.get(&Key::new(namespace, tls::CA_CONFIG_MAP))?;
-        map.data.as_ref()?.get(tls::CA_BUNDLE_KEY).cloned()
-    }
-
     /// Returns the webhook configurations.
     #[must_use]
     pub(crate) fn webhook_configurations(&self) -> Vec<(Kind, Arc<BundleCarrier>)> {
@@ -54,72 +32,6 @@ impl Caches {
     pub(crate) fn bundle_carriers(&self) -> Vec<(Kind, Arc<BundleCarrier>)> {
         let services = self.api_services.all().into_iter().map(|object| (Kind::ApiService, object));
         services.chain(self.webhook_configurations()).collect()
-    }
-}
-
-/// Implements [`Cached`] for an object that is kept whole.
-macro_rules! cached_whole {
-    ($($kind:ty),+) => {$(
-        impl Cached for $kind {
-            type Index = ();
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn trim(&mut self) {
-                trim_meta(&mut self.metadata);
-            }
-        }
-    )+};
-}
-
-cached_whole!(KubeVirt, Secret, ConfigMap);
-
-/// Indices of requests for certificates.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RequestIndex {
-    /// Requests without an answer.
-    Unanswered,
-}
-
-impl Cached for CertificateSigningRequest {
-    type Index = RequestIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
-    fn indices(&self) -> Vec<RequestIndex> {
-        let status = self.status.as_ref();
-        let is_answered = status.is_some_and(|status| {
-            status.certificate.is_some()
-                || status.conditions.iter().flatten().any(|known| ["Denied", "Failed"].contains(&known.type_.as_str()))
-        });
-        if is_answered { Vec::new() } else { vec![RequestIndex::Unanswered] }
-    }
-}
-
-/// A cluster role for users.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct CachedRole {
-    /// Metadata, reduced, with all labels.
-    pub metadata: ObjectMeta,
-}
-
-impl Cached for CachedRole {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
-
-impl From<ClusterRole> for CachedRole {
-    fn from(mut role: ClusterRole) -> Self {
-        let labels = role.metadata.labels.take();
-        Self { metadata: ObjectMeta { labels, ..slim(role.metadata) } }
     }
 }
 
@@ -171,6 +83,48 @@ impl Cached for BundleCarrier {
 
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
+    }
+}
+
+/// API services with the CA bundle.
+pub(crate) enum ApiServices {}
+
+impl Declaration for ApiServices {
+    type Wire = APIService;
+    type Kept = BundleCarrier;
+    const SELECTION: Selection = Selection::Names(&tls::API_SERVICES);
+    const WRITTEN: Option<Kind> = Some(Kind::ApiService);
+
+    fn keep(object: APIService) -> Option<BundleCarrier> {
+        Some(object.into())
+    }
+}
+
+/// Mutating webhook configurations with the CA bundle and the path segment.
+pub(crate) enum MutatingWebhooks {}
+
+impl Declaration for MutatingWebhooks {
+    type Wire = MutatingWebhookConfiguration;
+    type Kept = BundleCarrier;
+    const SELECTION: Selection = Selection::Names(&[tls::MUTATING_WEBHOOKS]);
+    const WRITTEN: Option<Kind> = Some(Kind::MutatingWebhooks);
+
+    fn keep(object: MutatingWebhookConfiguration) -> Option<BundleCarrier> {
+        Some(object.into())
+    }
+}
+
+/// Validating webhook configurations with the CA bundle and the path segment.
+pub(crate) enum ValidatingWebhooks {}
+
+impl Declaration for ValidatingWebhooks {
+    type Wire = ValidatingWebhookConfiguration;
+    type Kept = BundleCarrier;
+    const SELECTION: Selection = Selection::Names(&tls::VALIDATING_WEBHOOKS);
+    const WRITTEN: Option<Kind> = Some(Kind::ValidatingWebhooks);
+
+    fn keep(object: ValidatingWebhookConfiguration) -> Option<BundleCarrier> {
+        Some(object.into())
     }
 }
 

@@ -1,0 +1,47 @@
+//! Requests of virt-handlers for certificates.
+
+use api::tls;
+use k8s_openapi::{api::certificates::v1::CertificateSigningRequest, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+
+use super::declaration::{Declaration, Selection};
+use crate::{
+    cache::{Cached, trim_meta},
+    runtime::Kind,
+};
+
+/// Indices of requests for certificates.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RequestIndex {
+    /// Requests without an answer.
+    Unanswered,
+}
+
+impl Cached for CertificateSigningRequest {
+    type Index = RequestIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+    fn indices(&self) -> Vec<RequestIndex> {
+        let status = self.status.as_ref();
+        let is_answered = status.is_some_and(|status| {
+            status.certificate.is_some()
+                || status.conditions.iter().flatten().any(|known| ["Denied", "Failed"].contains(&known.type_.as_str()))
+        });
+        if is_answered { Vec::new() } else { vec![RequestIndex::Unanswered] }
+    }
+}
+
+impl Declaration for CertificateSigningRequest {
+    type Wire = Self;
+    type Kept = Self;
+    const SELECTION: Selection = Selection::Field("spec.signerName", tls::HANDLER_SIGNER);
+    const WRITTEN: Option<Kind> = Some(Kind::CertificateSigningRequest);
+
+    fn keep(object: CertificateSigningRequest) -> Option<CertificateSigningRequest> {
+        Some(object)
+    }
+}

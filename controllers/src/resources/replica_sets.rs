@@ -1,0 +1,61 @@
+//! VirtualMachineInstanceReplicaSets.
+
+use api::VirtualMachineInstanceReplicaSet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::declaration::Declaration;
+use crate::{
+    cache::{Cached, trim_meta},
+    runtime::Kind,
+};
+
+/// Indices of replica sets.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ReplicaSetIndex {
+    /// Label that a VMI must have to be selected. One of several is enough.
+    Selects {
+        /// Namespace of the replica set.
+        namespace: String,
+        /// Key of the label.
+        key: String,
+        /// Value of the label.
+        value: String,
+    },
+    /// Namespace of a replica set that requires no certain label.
+    SelectsByExpressions(String),
+}
+
+/// Returns the first label that a replica set requires.
+pub(crate) fn required_label(set: &VirtualMachineInstanceReplicaSet) -> Option<(&String, &String)> {
+    set.spec.selector.match_labels.as_ref()?.iter().next()
+}
+
+impl Cached for VirtualMachineInstanceReplicaSet {
+    type Index = ReplicaSetIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+    }
+
+    fn indices(&self) -> Vec<ReplicaSetIndex> {
+        let namespace = self.metadata.namespace.clone().unwrap_or_default();
+        vec![match required_label(self) {
+            Some((key, value)) => ReplicaSetIndex::Selects { namespace, key: key.clone(), value: value.clone() },
+            None => ReplicaSetIndex::SelectsByExpressions(namespace),
+        }]
+    }
+}
+
+impl Declaration for VirtualMachineInstanceReplicaSet {
+    type Wire = Self;
+    type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::ReplicaSet);
+
+    fn keep(object: VirtualMachineInstanceReplicaSet) -> Option<VirtualMachineInstanceReplicaSet> {
+        Some(object)
+    }
+}
