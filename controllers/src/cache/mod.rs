@@ -1,6 +1,6 @@
 //! In-memory copies of watched objects, with named indices. Answers to our own writes are mixed in.
 //!
-//! Start with [`Cache`]. `watch.rs` fills caches and compares them with the API server, `content.rs` holds objects and
+//! Start with [`Cache`]. `watch/` fills caches and compares them with the API server, `content.rs` holds objects and
 //! indices, `key.rs` names objects.
 
 mod content;

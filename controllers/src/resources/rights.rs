@@ -9,7 +9,7 @@ use super::{
     Caches, Resource,
     declaration::{Declaration, Selection, Visitor},
 };
-use crate::{cache::Cache, scripted::Server};
+use crate::{cache::Cache, runtime::Kind, scripted::Server};
 
 /// Resources that are listed and never watched: warnings about pods that do not start, and budgets of old releases.
 const LISTED: [(&str, &str); 2] = [("", "events"), ("policy", "poddisruptionbudgets")];
@@ -33,13 +33,16 @@ struct Required {
 
 impl Visitor for Required {
     fn visit<D: Declaration>(&mut self, _resource: Resource, _cache: &Arc<Cache<D::Kept>>) {
+        let (version, plural) = (D::Wire::api_version(&()), D::Wire::plural(&()));
+        let is_same = |kind: Kind| kind.api_version() == version && kind.plural() == plural;
+        assert!(D::WRITTEN.is_none_or(is_same), "{version} {plural}");
         let names = match D::SELECTION {
             Selection::Names(names) => names,
             _ => &[""],
         };
         self.rights.extend(names.iter().map(|name| Right {
             group: D::Wire::group(&()).into_owned(),
-            resource: D::Wire::plural(&()).into_owned(),
+            resource: plural.clone().into_owned(),
             namespaced: D::api(self.client.clone(), "kubevirt").resource_url().contains("/namespaces/kubevirt/"),
             name: (*name).to_owned(),
         }));
