@@ -94,10 +94,6 @@ impl Declaration for ApiServices {
     type Kept = BundleCarrier;
     const SELECTION: Selection = Selection::Names(&tls::API_SERVICES);
     const WRITTEN: Option<Kind> = Some(Kind::ApiService);
-
-    fn keep(object: APIService) -> Option<BundleCarrier> {
-        Some(object.into())
-    }
 }
 
 /// Mutating webhook configurations with the CA bundle and the path segment.
@@ -108,10 +104,6 @@ impl Declaration for MutatingWebhooks {
     type Kept = BundleCarrier;
     const SELECTION: Selection = Selection::Names(&[tls::MUTATING_WEBHOOKS]);
     const WRITTEN: Option<Kind> = Some(Kind::MutatingWebhooks);
-
-    fn keep(object: MutatingWebhookConfiguration) -> Option<BundleCarrier> {
-        Some(object.into())
-    }
 }
 
 /// Validating webhook configurations with the CA bundle and the path segment.
@@ -122,10 +114,6 @@ impl Declaration for ValidatingWebhooks {
     type Kept = BundleCarrier;
     const SELECTION: Selection = Selection::Names(&tls::VALIDATING_WEBHOOKS);
     const WRITTEN: Option<Kind> = Some(Kind::ValidatingWebhooks);
-
-    fn keep(object: ValidatingWebhookConfiguration) -> Option<BundleCarrier> {
-        Some(object.into())
-    }
 }
 
 impl From<APIService> for BundleCarrier {

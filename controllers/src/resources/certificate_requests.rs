@@ -40,8 +40,4 @@ impl Declaration for CertificateSigningRequest {
     type Kept = Self;
     const SELECTION: Selection = Selection::Field("spec.signerName", tls::HANDLER_SIGNER);
     const WRITTEN: Option<Kind> = Some(Kind::CertificateSigningRequest);
-
-    fn keep(object: CertificateSigningRequest) -> Option<CertificateSigningRequest> {
-        Some(object)
-    }
 }

@@ -78,10 +78,6 @@ impl Cached for CachedClaim {
 impl Declaration for CachedClaim {
     type Wire = PersistentVolumeClaim;
     type Kept = Self;
-
-    fn keep(object: PersistentVolumeClaim) -> Option<CachedClaim> {
-        Some(object.into())
-    }
 }
 
 impl From<PersistentVolumeClaim> for CachedClaim {

@@ -43,10 +43,6 @@ impl Declaration for ConfigMap {
     const SELECTION: Selection = Selection::Names(&[tls::CA_CONFIG_MAP, VM_LABELS_FILTER]);
     const WRITTEN: Option<Kind> = Some(Kind::ConfigMap);
 
-    fn keep(object: ConfigMap) -> Option<ConfigMap> {
-        Some(object)
-    }
-
     fn api(client: Client, install_namespace: &str) -> Api<Self> {
         Api::namespaced(client, install_namespace)
     }

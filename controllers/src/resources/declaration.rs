@@ -18,7 +18,7 @@ pub(crate) trait Declaration: 'static {
     /// The object as the API server sends it, with group, version and plural name.
     type Wire: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static;
     /// The object as it is kept.
-    type Kept: Cached;
+    type Kept: Cached + From<Self::Wire>;
     /// How the resource comes into a cluster.
     const PRESENCE: Presence = Presence::Required;
     /// The objects that are watched.
@@ -28,8 +28,10 @@ pub(crate) trait Declaration: 'static {
     /// Kind of the writes whose answers the cache stores.
     const WRITTEN: Option<Kind> = None;
 
-    /// Returns what is kept of an object.
-    fn keep(object: Self::Wire) -> Option<Self::Kept>;
+    /// Returns what is kept of an object. `None`: nothing.
+    fn keep(object: Self::Wire) -> Option<Self::Kept> {
+        Some(object.into())
+    }
 
     /// Returns the client of the scope that is watched: the cluster, or the install namespace.
     fn api(client: Client, _install_namespace: &str) -> Api<Self::Wire> {

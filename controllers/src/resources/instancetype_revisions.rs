@@ -41,8 +41,4 @@ impl Declaration for InstancetypeRevision {
     type Kept = Self;
     const SELECTION: Selection = Selection::HasLabel(revision::OBJECT_KIND);
     const WRITTEN: Option<Kind> = Some(Kind::ControllerRevision);
-
-    fn keep(object: ControllerRevision) -> Option<InstancetypeRevision> {
-        Some(object.into())
-    }
 }

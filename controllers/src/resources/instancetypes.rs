@@ -58,9 +58,11 @@ macro_rules! declare {
         impl Declaration for $name {
             type Wire = $wire;
             type Kept = CachedInstancetype;
+        }
 
-            fn keep(object: $wire) -> Option<CachedInstancetype> {
-                Some(CachedInstancetype::new(MatchedKind::$kind, object))
+        impl From<$wire> for CachedInstancetype {
+            fn from(object: $wire) -> Self {
+                Self::new(MatchedKind::$kind, object)
             }
         }
     )+};

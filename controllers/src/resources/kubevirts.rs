@@ -37,10 +37,6 @@ impl Declaration for KubeVirt {
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::KubeVirt);
 
-    fn keep(object: KubeVirt) -> Option<KubeVirt> {
-        Some(object)
-    }
-
     fn api(client: Client, install_namespace: &str) -> Api<Self> {
         Api::namespaced(client, install_namespace)
     }

@@ -54,10 +54,6 @@ impl Declaration for VirtualMachineInstanceMigration {
     type Wire = Self;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::Migration);
-
-    fn keep(object: VirtualMachineInstanceMigration) -> Option<VirtualMachineInstanceMigration> {
-        Some(object)
-    }
 }
 
 /// Returns the VMI of a migration.

@@ -27,10 +27,6 @@ impl Cached for CachedNamespace {
 impl Declaration for CachedNamespace {
     type Wire = Namespace;
     type Kept = Self;
-
-    fn keep(object: Namespace) -> Option<CachedNamespace> {
-        Some(object.into())
-    }
 }
 
 impl From<Namespace> for CachedNamespace {

@@ -59,10 +59,6 @@ impl Declaration for CachedNetwork {
     type Kept = Self;
     const PRESENCE: Presence = Presence::WhenServed;
     const UNLESS: Option<FeatureGate> = Some(EXTERNAL_RESOURCES);
-
-    fn keep(object: NetworkAttachmentDefinition) -> Option<CachedNetwork> {
-        Some(object.into())
-    }
 }
 
 impl From<NetworkAttachmentDefinition> for CachedNetwork {

@@ -71,10 +71,6 @@ impl Declaration for CachedNode {
     type Wire = Node;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::Node);
-
-    fn keep(object: Node) -> Option<CachedNode> {
-        Some(object.into())
-    }
 }
 
 /// The TSC of a node.

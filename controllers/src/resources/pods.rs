@@ -329,10 +329,6 @@ impl Declaration for Handlers {
     type Kept = CachedPod;
     const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_HANDLER);
 
-    fn keep(object: Pod) -> Option<CachedPod> {
-        Some(object.into())
-    }
-
     fn api(client: Client, install_namespace: &str) -> Api<Pod> {
         Api::namespaced(client, install_namespace)
     }

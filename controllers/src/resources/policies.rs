@@ -28,10 +28,6 @@ impl Cached for CachedPolicy {
 impl Declaration for CachedPolicy {
     type Wire = MigrationPolicy;
     type Kept = Self;
-
-    fn keep(object: MigrationPolicy) -> Option<CachedPolicy> {
-        Some(object.into())
-    }
 }
 
 impl From<MigrationPolicy> for CachedPolicy {

@@ -37,10 +37,6 @@ impl Cached for CachedQuota {
 impl Declaration for CachedQuota {
     type Wire = ResourceQuota;
     type Kept = Self;
-
-    fn keep(object: ResourceQuota) -> Option<CachedQuota> {
-        Some(object.into())
-    }
 }
 
 impl From<ResourceQuota> for CachedQuota {

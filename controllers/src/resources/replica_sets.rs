@@ -54,8 +54,4 @@ impl Declaration for VirtualMachineInstanceReplicaSet {
     type Wire = Self;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::ReplicaSet);
-
-    fn keep(object: VirtualMachineInstanceReplicaSet) -> Option<VirtualMachineInstanceReplicaSet> {
-        Some(object)
-    }
 }

@@ -35,8 +35,4 @@ impl Declaration for CachedRole {
     type Kept = Self;
     const SELECTION: Selection = Selection::Names(&["kubevirt.io:admin", "kubevirt.io:edit", "kubevirt.io:view"]);
     const WRITTEN: Option<Kind> = Some(Kind::ClusterRole);
-
-    fn keep(object: ClusterRole) -> Option<CachedRole> {
-        Some(object.into())
-    }
 }

@@ -47,10 +47,6 @@ impl Declaration for Secret {
     ]);
     const WRITTEN: Option<Kind> = Some(Kind::Secret);
 
-    fn keep(object: Secret) -> Option<Secret> {
-        Some(object)
-    }
-
     fn api(client: Client, install_namespace: &str) -> Api<Self> {
         Api::namespaced(client, install_namespace)
     }

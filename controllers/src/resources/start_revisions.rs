@@ -273,10 +273,6 @@ impl Declaration for StartRevision {
     type Kept = Self;
     const SELECTION: Selection = Selection::HasLabel(LABEL);
     const WRITTEN: Option<Kind> = Some(Kind::ControllerRevision);
-
-    fn keep(object: ControllerRevision) -> Option<StartRevision> {
-        Some(object.into())
-    }
 }
 
 #[cfg(test)]

@@ -108,10 +108,6 @@ impl Declaration for VirtualMachineInstance {
     type Wire = Self;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::Instance);
-
-    fn keep(object: VirtualMachineInstance) -> Option<VirtualMachineInstance> {
-        Some(object)
-    }
 }
 
 /// Returns true for a VMI whose launcher has another version.

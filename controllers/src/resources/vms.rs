@@ -65,10 +65,6 @@ impl Declaration for VirtualMachine {
     type Wire = Self;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::VirtualMachine);
-
-    fn keep(object: VirtualMachine) -> Option<VirtualMachine> {
-        Some(object)
-    }
 }
 
 /// Returns the key of an instance type or preference that an object in `namespace` names.

@@ -35,6 +35,12 @@ impl WatchedPod {
     }
 }
 
+impl From<WatchedPod> for CachedPod {
+    fn from(watched: WatchedPod) -> Self {
+        watched.pod.map_or_else(|| Self { metadata: watched.metadata, ..Self::default() }, |pod| *pod)
+    }
+}
+
 impl Resource for WatchedPod {
     type DynamicType = ();
     type Scope = NamespaceResourceScope;

@@ -48,10 +48,6 @@ impl Declaration for Deployments {
     type Wire = Deployment;
     type Kept = CachedWorkload;
 
-    fn keep(object: Deployment) -> Option<CachedWorkload> {
-        Some(object.into())
-    }
-
     fn api(client: Client, install_namespace: &str) -> Api<Deployment> {
         Api::namespaced(client, install_namespace)
     }
@@ -63,10 +59,6 @@ pub(crate) enum DaemonSets {}
 impl Declaration for DaemonSets {
     type Wire = DaemonSet;
     type Kept = CachedWorkload;
-
-    fn keep(object: DaemonSet) -> Option<CachedWorkload> {
-        Some(object.into())
-    }
 
     fn api(client: Client, install_namespace: &str) -> Api<DaemonSet> {
         Api::namespaced(client, install_namespace)
