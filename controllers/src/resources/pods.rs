@@ -19,15 +19,10 @@ use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Caches,
     declaration::{Declaration, Selection},
     metadata::{keep, slim},
-    watched_pod::WatchedPod,
 };
-use crate::{
-    cache::{Cached, Key, Watch},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Longest annotation about a pod's networks that is read: enough for a thousand of them.
 const NETWORK_STATUS_LIMIT: usize = 256 * 1024;
@@ -290,34 +285,6 @@ impl Cached for CachedPod {
     }
     fn is_unseen(&self) -> bool {
         self.unseen
-    }
-}
-
-impl Declaration for CachedPod {
-    type Wire = WatchedPod;
-    type Kept = Self;
-    const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_LAUNCHER);
-    const WRITTEN: Option<Kind> = Some(Kind::Pod);
-
-    fn keep(object: WatchedPod) -> Option<CachedPod> {
-        object.into_pod()
-    }
-
-    fn adjust(watch: Watch<WatchedPod, Self>, caches: &Caches) -> Watch<WatchedPod, Self> {
-        let (vmis, pods) = (caches.vmis.clone(), caches.pods.clone());
-        caches.vmis.listen(move |(former, present)| {
-            // Pods that no watch shows are kept for their VMI only.
-            let Some(former) = former.and_then(|former| former.metadata.uid.as_deref()) else { return };
-            if present.and_then(|present| present.metadata.uid.as_deref()) != Some(former) {
-                pods.forget_unseen(&PodIndex::Controller(former.to_owned()));
-            }
-        });
-        let is_of_vmi = move |pod: &Self| {
-            let vmi = pod.vmi().and_then(|key| vmis.get(&key));
-            vmi.is_some_and(|vmi| owner::is_controlled_by(&pod.metadata, &*vmi))
-        };
-        let is_controlled = |metadata: &_| owner::controller_of_kind::<VirtualMachineInstance>(metadata).is_some();
-        watch.selecting(is_controlled).keeping_unseen(is_of_vmi)
     }
 }
 

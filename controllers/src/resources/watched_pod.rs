@@ -5,7 +5,11 @@
 
 use std::{borrow::Cow, fmt};
 
-use api::{VirtualMachineInstance, owner};
+use api::{
+    VirtualMachineInstance,
+    constants::{component, label},
+    owner,
+};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::core::v1::{Pod, PodSpec, PodStatus},
@@ -17,7 +21,12 @@ use serde::{
     de::{IgnoredAny, MapAccess, Visitor},
 };
 
-use super::pods::CachedPod;
+use super::{
+    Caches,
+    declaration::{Declaration, Selection},
+    pods::{CachedPod, PodIndex},
+};
+use crate::{cache::Watch, runtime::Kind};
 
 /// A pod with the label of launchers.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +47,34 @@ impl WatchedPod {
 impl From<WatchedPod> for CachedPod {
     fn from(watched: WatchedPod) -> Self {
         watched.pod.map_or_else(|| Self { metadata: watched.metadata, ..Self::default() }, |pod| *pod)
+    }
+}
+
+impl Declaration for CachedPod {
+    type Wire = WatchedPod;
+    type Kept = Self;
+    const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_LAUNCHER);
+    const WRITTEN: Option<Kind> = Some(Kind::Pod);
+
+    fn keep(object: WatchedPod) -> Option<CachedPod> {
+        object.into_pod()
+    }
+
+    fn adjust(watch: Watch<WatchedPod, Self>, caches: &Caches) -> Watch<WatchedPod, Self> {
+        let (vmis, pods) = (caches.vmis.clone(), caches.pods.clone());
+        caches.vmis.listen(move |(former, present)| {
+            // Pods that no watch shows are kept for their VMI only.
+            let Some(former) = former.and_then(|former| former.metadata.uid.as_deref()) else { return };
+            if present.and_then(|present| present.metadata.uid.as_deref()) != Some(former) {
+                pods.forget_unseen(&PodIndex::Controller(former.to_owned()));
+            }
+        });
+        let is_of_vmi = move |pod: &CachedPod| {
+            let vmi = pod.vmi().and_then(|key| vmis.get(&key));
+            vmi.is_some_and(|vmi| owner::is_controlled_by(&pod.metadata, &*vmi))
+        };
+        let is_controlled = |metadata: &_| owner::controller_of_kind::<VirtualMachineInstance>(metadata).is_some();
+        watch.selecting(is_controlled).keeping_unseen(is_of_vmi)
     }
 }
 
