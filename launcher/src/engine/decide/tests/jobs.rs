@@ -272,7 +272,7 @@ fn jobs_that_virt_handler_has_started_are_published() {
     table.sync();
     assert_eq!(jobs(&table), []);
     table.request(Request::DumpMemory { volume: "claim".into(), file: "a".into() });
-    assert_eq!(jobs(&table), [dump.clone()]);
+    assert_eq!(jobs(&table), std::slice::from_ref(&dump));
     table.act(Action::Shutdown { grace: 30 });
     assert_eq!(jobs(&table), [shutdown.clone(), dump]);
     table.take(to_dump(JobInput::MemoryDumped(Ok(()))));
