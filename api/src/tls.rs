@@ -1,7 +1,5 @@
 //! Names of the installation's certificates. virt-controller creates them, and every process verifies them.
 
-use crate::constants::fnv1a32;
-
 /// Secret with certificate and key of the CA.
 pub const CA_SECRET: &str = "kubevirt-ca";
 /// ConfigMap with the certificates of all CAs still in use.
@@ -78,6 +76,11 @@ pub fn handler_server_name(node: &str) -> String {
     format!("{start}{hash}{HANDLER_DOMAIN}")
 }
 
+/// Returns the FNV-1a hash (32 bits).
+fn fnv1a32(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
 /// Returns the name of the certificate signing request of `node`'s virt-handler; `random` makes it unique.
 pub fn handler_request_name(node: &str, random: &str) -> String {
     format!("virt-handler-{}-{random}", node.get(..200).unwrap_or(node))
@@ -86,6 +89,12 @@ pub fn handler_request_name(node: &str, random: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hash_is_the_published_one() {
+        assert_eq!(fnv1a32(b""), 0x811c_9dc5);
+        assert_eq!(fnv1a32(b"a"), 0xe40c_292c);
+    }
 
     #[test]
     fn handler_name_carries_the_node() {

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{ConfigError, check_quantity, text};
-use crate::kubevirt::configuration::MigrationConfiguration;
+use crate::kubevirt::migrations::MigrationConfiguration;
 
 /// Settings of live migrations. Zero is a value of its own here: it turns time limits and the limit of the bandwidth off.
 #[derive(Clone, Debug, PartialEq)]

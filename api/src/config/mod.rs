@@ -3,6 +3,7 @@
 //! Zero values (0, false, empty text or list) in the object do not override a default, except for fields with a meaningful
 //! zero (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
 
+mod machine;
 mod migrations;
 
 use std::collections::BTreeMap;
@@ -10,17 +11,17 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector};
 use thiserror::Error;
 
-pub use self::migrations::Migrations;
+pub use self::{
+    machine::{ArchConfig, Smbios},
+    migrations::Migrations,
+};
 
 use crate::{
     FeatureGate,
     constants::{annotation::SKIP_BACKUP_HOOKS, component},
     enums::EvictionStrategy,
     kubevirt::{
-        configuration::{
-            ArchSpecificConfiguration, KubeVirtConfiguration, SmbiosConfiguration, TlsConfiguration,
-            VirtualMachineOptions,
-        },
+        configuration::{ArchSpecificConfiguration, KubeVirtConfiguration, TlsConfiguration, VirtualMachineOptions},
         developer::LogVerbosity,
         network::PermittedHostDevices,
         spec::KubeVirt,
@@ -59,32 +60,6 @@ pub enum ConfigError {
         /// The cause.
         source: crate::quantity::QuantityError,
     },
-}
-
-/// Settings of an architecture with defaults.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct ArchConfig {
-    /// Default machine type.
-    pub machine_type: String,
-    /// Allowed machine types, as globs.
-    pub emulated_machines: Vec<String>,
-    /// Directory of OVMF images.
-    pub ovmf_path: String,
-}
-
-/// SMBIOS system strings with defaults.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Smbios {
-    /// Family.
-    pub family: String,
-    /// Manufacturer.
-    pub manufacturer: String,
-    /// Product.
-    pub product: String,
-    /// Stock keeping unit; empty for none.
-    pub sku: String,
-    /// Version; empty for none.
-    pub version: String,
 }
 
 /// Effect of changes of a VM's template on its running VMI.
@@ -241,13 +216,7 @@ impl Default for ClusterConfig {
             arm64: ArchConfig::new("virt", &["virt*"], "/usr/share/AAVMF"),
             s390x: ArchConfig::new("s390-ccw-virtio", &["s390-ccw-virtio*"], ""),
             obsolete_cpu_models: BTreeMap::new(),
-            smbios: Smbios {
-                family: "KubeVirt".to_owned(),
-                manufacturer: "KubeVirt".to_owned(),
-                product: "None".to_owned(),
-                sku: String::new(),
-                version: String::new(),
-            },
+            smbios: Smbios::default(),
             node_selectors: BTreeMap::new(),
             default_runtime_class: None,
             mem_balloon_stats_period: 10,
@@ -279,30 +248,6 @@ impl Default for ClusterConfig {
             disabled_feature_gates: Vec::new(),
             log_verbosity: LogVerbosity::default(),
         }
-    }
-}
-
-impl ArchConfig {
-    fn new(machine_type: &str, emulated: &[&str], ovmf_path: &str) -> Self {
-        Self {
-            machine_type: machine_type.to_owned(),
-            emulated_machines: emulated.iter().map(|glob| (*glob).to_owned()).collect(),
-            ovmf_path: ovmf_path.to_owned(),
-        }
-    }
-
-    fn overlay(&mut self, from: Option<&ArchSpecificConfiguration>) {
-        let Some(from) = from else { return };
-        overlay_text(&mut self.machine_type, from.machine_type.as_ref());
-        overlay_text(&mut self.ovmf_path, from.ovmf_path.as_ref());
-        if !from.emulated_machines.is_empty() {
-            self.emulated_machines.clone_from(&from.emulated_machines);
-        }
-    }
-
-    /// Returns true if one of the globs matches a machine type.
-    pub fn allows_machine(&self, machine_type: &str) -> bool {
-        self.emulated_machines.iter().any(|glob| glob_matches(glob, machine_type))
     }
 }
 
@@ -506,39 +451,6 @@ impl ClusterConfig {
             self.tls.clone_from(tls);
         }
     }
-}
-
-impl Smbios {
-    fn overlay(&mut self, from: &SmbiosConfiguration) {
-        overlay_text(&mut self.family, from.family.as_ref());
-        overlay_text(&mut self.manufacturer, from.manufacturer.as_ref());
-        overlay_text(&mut self.product, from.product.as_ref());
-        overlay_text(&mut self.sku, from.sku.as_ref());
-        overlay_text(&mut self.version, from.version.as_ref());
-    }
-}
-
-/// Returns true if a glob matches. `*` stands for any text and `?` for one character.
-fn glob_matches(glob: &str, text: &str) -> bool {
-    // Two-pointer algorithm: on a mismatch, the last star matches one more character.
-    let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
-    let (mut g, mut t, mut star) = (0, 0, None);
-    while t < text.len() {
-        if glob.get(g) == Some(&'*') {
-            star = Some((g, t));
-            g += 1;
-        } else if glob.get(g).is_some_and(|c| *c == '?' || *c == text[t]) {
-            g += 1;
-            t += 1;
-        } else if let Some((star_g, star_t)) = star {
-            star = Some((star_g, star_t + 1));
-            g = star_g + 1;
-            t = star_t + 1;
-        } else {
-            return false;
-        }
-    }
-    glob[g..].iter().all(|c| *c == '*')
 }
 
 fn check_quantity(field: &'static str, quantity: &Quantity) -> Result<(), ConfigError> {

@@ -2,6 +2,7 @@
 
 pub mod configuration;
 pub mod developer;
+pub mod migrations;
 pub mod network;
 pub mod spec;
 pub mod status;

@@ -11,7 +11,8 @@ use api::{
     constants::{GROUP, VERSION, finalizer},
     duration,
     kubevirt::{
-        configuration::{KubeVirtConfiguration, MigrationConfiguration, SeccompConfiguration, TlsConfiguration},
+        configuration::{KubeVirtConfiguration, SeccompConfiguration, TlsConfiguration},
+        migrations::MigrationConfiguration,
         spec::{ComponentConfig, KubeVirtSpec, KubeVirtWorkloadUpdateStrategy},
         uninstall::UninstallStrategy,
     },

@@ -5,10 +5,7 @@
 
 use api::{
     FeatureGate,
-    kubevirt::{
-        configuration::{KubeVirtConfiguration, MigrationConfiguration},
-        spec::KubeVirtSpec,
-    },
+    kubevirt::{configuration::KubeVirtConfiguration, migrations::MigrationConfiguration, spec::KubeVirtSpec},
 };
 
 use super::CONFIGURATION;
