@@ -1,6 +1,7 @@
 //! Rendered domains.
 
 mod devices;
+mod diff;
 mod disks;
 
 use std::{collections::BTreeMap, path::PathBuf};
