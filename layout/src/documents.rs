@@ -10,7 +10,7 @@ use crate::{
     Error,
     folders::{Level, levels},
     read,
-    source::Crate,
+    source::{Crate, files},
 };
 
 /// Returns the documents whose paths must exist: those of the root and those below `docs` except decision records, which
@@ -153,6 +153,32 @@ pub fn folder_graph(root: &Path, crates: &[&str]) -> Result<String, Error> {
     Ok(text)
 }
 
+/// Returns a table of the folders of some crates, each with the first sentence of its documentation.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn folder_table(root: &Path, crates: &[&str]) -> Result<String, Error> {
+    let mut text = String::from("\n| folder | content |\n|---|---|\n");
+    for name in crates {
+        for file in files(&root.join(name).join("src"))?.iter().filter(|file| file.ends_with("mod.rs")) {
+            let folder = file.parent().and_then(|folder| folder.strip_prefix(root).ok()).unwrap_or(root);
+            let _ = writeln!(text, "| `{}/` | {} |", folder.display(), first_sentence(&read(file)?));
+        }
+    }
+    Ok(text)
+}
+
+/// Returns the first sentence of a module's documentation, without links.
+fn first_sentence(text: &str) -> String {
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim);
+    let paragraph = lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    let sentence = paragraph.split_once(". ").map_or(paragraph.as_str(), |(first, _)| first).trim_end_matches('.');
+    let mut parts = sentence.split("](");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    parts.for_each(|part| plain += part.split_once(')').map_or("", |(_, rest)| rest));
+    plain.replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+}
+
 /// Returns the modules with each user before what it uses, by name where that leaves a choice.
 fn order(level: &Level, modules: &BTreeSet<String>) -> Vec<String> {
     let mut left = modules.clone();
@@ -275,6 +301,17 @@ mod tests {
         let text = "see [a](b.md#part), [c](https://x.io/d) and `api/src`\n```\n`no/span`\n```\nand `node/server`.";
         assert_eq!(links(text).collect::<Vec<_>>(), ["b.md"]);
         assert_eq!(code_spans(text).collect::<Vec<_>>(), ["api/src", "node/server"]);
+    }
+
+    #[test]
+    fn first_sentences_have_no_links() {
+        for (text, expected) in [
+            ("//! Reads [`a`](super::a) and\n//! [`b`]: first. Then more.\n\nmod x;", "Reads `a` and `b`: first"),
+            ("//! One line.\nuse x;", "One line"),
+            ("mod x;", ""),
+        ] {
+            assert_eq!(first_sentence(text), expected);
+        }
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub fn levels(source: &Crate) -> BTreeMap<ModulePath, Level> {
 pub fn cycles(source: &Crate) -> Vec<Cycle> {
     let mut cycles = Vec::new();
     for (parent, level) in levels(source) {
-        for members in components(&level) {
+        let graph = level.imports.iter().map(|(user, used)| (user.clone(), used.keys().cloned().collect())).collect();
+        for members in components(&graph) {
             let examples = members.iter().flat_map(|user| {
                 let used = level.imports.get(user).into_iter().flatten();
                 used.filter(|(used, _)| members.contains(used))
@@ -57,10 +58,12 @@ pub fn cycles(source: &Crate) -> Vec<Cycle> {
     cycles
 }
 
-/// Returns the groups of modules that reach each other.
-fn components(level: &Level) -> Vec<Vec<String>> {
-    let reached: BTreeMap<&String, BTreeSet<&String>> =
-        level.imports.keys().map(|user| (user, reach(level, user))).collect();
+/// What each name uses.
+type Graph = BTreeMap<String, BTreeSet<String>>;
+
+/// Returns the groups of names that reach each other.
+pub(crate) fn components(graph: &Graph) -> Vec<Vec<String>> {
+    let reached: BTreeMap<&String, BTreeSet<&String>> = graph.keys().map(|user| (user, reach(graph, user))).collect();
     let mut groups: BTreeSet<Vec<String>> = BTreeSet::new();
     for (user, used) in &reached {
         let both = used.iter().filter(|used| reached.get(*used).is_some_and(|back| back.contains(user)));
@@ -73,15 +76,30 @@ fn components(level: &Level) -> Vec<Vec<String>> {
     groups.into_iter().collect()
 }
 
-fn reach<'a>(level: &'a Level, user: &String) -> BTreeSet<&'a String> {
+/// Returns the names that `user` reaches.
+fn reach<'a>(graph: &'a Graph, user: &str) -> BTreeSet<&'a String> {
     let mut found = BTreeSet::new();
-    let mut waiting: Vec<&String> = level.imports.get(user).into_iter().flat_map(BTreeMap::keys).collect();
+    let mut waiting: Vec<&String> = graph.get(user).into_iter().flatten().collect();
     while let Some(name) = waiting.pop() {
         if found.insert(name) {
-            waiting.extend(level.imports.get(name).into_iter().flat_map(BTreeMap::keys));
+            waiting.extend(graph.get(name).into_iter().flatten());
         }
     }
     found
+}
+
+/// Returns the imports of items of `lib.rs` or `main.rs` by modules that the file itself reaches by its imports.
+#[must_use]
+pub fn root_imports(source: &Crate) -> Vec<String> {
+    let folder = |module: &ModulePath| module.first().cloned().unwrap_or_default();
+    let mut graph = Graph::new();
+    let imports = source.imports();
+    for (user, used) in &imports {
+        graph.entry(folder(user)).or_default().insert(folder(used));
+    }
+    let reached = reach(&graph, "");
+    let circular = imports.iter().filter(|(user, used)| used.is_empty() && reached.contains(&folder(user)));
+    circular.map(|(user, _)| user.join("::")).collect()
 }
 
 #[cfg(test)]
@@ -117,5 +135,22 @@ mod tests {
     fn parents_and_their_files_may_use_each_other() {
         let files = [("a", "use self::x::Z;"), ("a/x", "use super::Z;")];
         assert_eq!(found(&files), []);
+    }
+
+    #[test]
+    fn imports_of_the_root_by_what_it_imports_are_found() {
+        let found = |root: &str| {
+            root_imports(&Crate::parse(&[
+                ("", root),
+                ("a", "use crate::b::X;"),
+                ("b", "pub struct X;"),
+                ("b/in", "use crate::Root;"),
+                ("c", ""),
+            ]))
+        };
+        assert_eq!(found("struct Root; use a::X; mod a; mod b; mod c;"), ["b::in"]);
+        assert_eq!(found("struct Root; pub use b::X; mod a; mod b; mod c;"), ["b::in"]);
+        assert_eq!(found("struct Root; pub use c::X; mod a; mod b; mod c;"), [""; 0]);
+        assert_eq!(found("pub use c::Y as Root; pub use a::X; mod a; mod b; mod c;"), [""; 0]);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::{
-    Attribute, Item, ItemMod, ItemUse, Macro, Path as RustPath, UseTree,
+    Attribute, File, Item, ItemMod, ItemUse, Macro, Path as RustPath, UseTree,
     visit::{self, Visit},
 };
 
@@ -25,11 +25,15 @@ pub struct Module {
     aliases: BTreeMap<String, Vec<String>>,
     /// Paths of which the module imports everything.
     globs: Vec<Vec<String>>,
+    /// Types that the module defines.
+    types: BTreeSet<String>,
 }
 
 /// The modules of a crate.
-#[derive(Debug, Default)]
-pub struct Crate(BTreeMap<ModulePath, Module>);
+pub struct Crate {
+    modules: BTreeMap<ModulePath, Module>,
+    files: Vec<(ModulePath, File)>,
+}
 
 impl Crate {
     /// Reads the modules below `src`, a folder with `lib.rs`, `main.rs` or both.
@@ -39,27 +43,39 @@ impl Crate {
     pub fn read(src: &Path) -> Result<Self, Error> {
         let mut files = Vec::new();
         collect(src, &mut Vec::new(), &mut files)?;
+        let parse = |(module, path): (ModulePath, PathBuf)| {
+            let file = syn::parse_file(&read(&path)?).map_err(|source| Error::Rust { path, source })?;
+            Ok((module, file))
+        };
+        Ok(Self::scan(files.into_iter().map(parse).collect::<Result<_, Error>>()?))
+    }
+
+    fn scan(files: Vec<(ModulePath, File)>) -> Self {
         let known: BTreeSet<ModulePath> = files.iter().map(|(module, _)| module.clone()).collect();
         let mut modules: BTreeMap<ModulePath, Module> = BTreeMap::new();
-        for (module, path) in files {
-            let file = syn::parse_file(&read(&path)?).map_err(|source| Error::Rust { path, source })?;
+        for (module, file) in &files {
             let found = modules.entry(module.clone()).or_default();
             let mut scan = Scan { known: &known, module: module.clone(), depth: 0, found };
-            scan.visit_file(&file);
+            scan.visit_file(file);
         }
-        Ok(Self(modules))
+        Self { modules, files }
     }
 
     /// Returns the paths of all modules.
     pub fn modules(&self) -> impl Iterator<Item = &ModulePath> {
-        self.0.keys()
+        self.modules.keys()
+    }
+
+    /// Returns the files with their modules.
+    pub(crate) fn files(&self) -> &[(ModulePath, File)] {
+        &self.files
     }
 
     /// Returns the imports between modules: user and used. Names that a module exports for another count for the other.
     #[must_use]
     pub fn imports(&self) -> BTreeSet<(ModulePath, ModulePath)> {
         let mut imports = BTreeSet::new();
-        for (user, module) in &self.0 {
+        for (user, module) in &self.modules {
             for path in &module.paths {
                 let used = self.resolve(path, 0);
                 if used != *user {
@@ -73,28 +89,43 @@ impl Crate {
     /// Returns the module in which the item at `path` is defined.
     fn resolve(&self, path: &[String], depth: usize) -> ModulePath {
         const MOST: usize = 16;
-        let length = (0..=path.len()).rev().find(|length| self.0.contains_key(&path[..*length])).unwrap_or_default();
+        let length =
+            (0..=path.len()).rev().find(|length| self.modules.contains_key(&path[..*length])).unwrap_or_default();
         let (module, rest) = path.split_at(length);
         let Some((name, rest)) = rest.split_first().filter(|_| depth < MOST) else { return module.to_vec() };
-        let Some(definition) = self.0.get(module) else { return module.to_vec() };
+        let Some(definition) = self.modules.get(module) else { return module.to_vec() };
         if let Some(target) = definition.aliases.get(name) {
             return self.resolve(&[target, rest].concat(), depth + 1);
         }
         module.to_vec()
     }
 
+    /// Returns the module that defines a type, and its name there, as `path` names it in `module`.
+    pub(crate) fn definition(&self, module: &ModulePath, path: &[String]) -> Option<(ModulePath, String)> {
+        if let [name] = path {
+            return self.defined(module, name, 0);
+        }
+        let absolute = absolute(&|path| self.modules.contains_key(path), module, 0, path)?;
+        let (name, parents) = absolute.split_last()?;
+        self.defined(&self.resolve(parents, 0), name, 0)
+    }
+
+    fn defined(&self, module: &[String], name: &str, depth: usize) -> Option<(ModulePath, String)> {
+        const MOST: usize = 4;
+        let found = self.modules.get(module).filter(|_| depth < MOST)?;
+        if found.types.contains(name) {
+            return Some((module.to_vec(), name.to_owned()));
+        }
+        if let Some((name, parents)) = found.aliases.get(name).and_then(|target| target.split_last()) {
+            return self.defined(&self.resolve(parents, 0), name, depth + 1);
+        }
+        found.globs.iter().find_map(|glob| self.defined(glob, name, depth + 1))
+    }
+
     #[cfg(test)]
     pub(crate) fn parse(files: &[(&str, &str)]) -> Self {
         let path = |name: &str| name.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
-        let known: BTreeSet<ModulePath> = files.iter().map(|(name, _)| path(name)).collect();
-        let mut modules = BTreeMap::new();
-        for (name, text) in files {
-            let mut found = Module::default();
-            let mut scan = Scan { known: &known, module: path(name), depth: 0, found: &mut found };
-            scan.visit_file(&syn::parse_file(text).unwrap());
-            modules.insert(path(name), found);
-        }
-        Self(modules)
+        Self::scan(files.iter().map(|(name, text)| (path(name), syn::parse_file(text).unwrap())).collect())
     }
 }
 
@@ -130,6 +161,31 @@ fn collect(folder: &Path, module: &mut ModulePath, files: &mut Vec<(ModulePath, 
     Ok(())
 }
 
+/// Returns the absolute form of a path that a module names, or none when it leads out of the crate. `depth`: modules written out in
+/// the file around the present place.
+fn absolute(
+    is_known: &dyn Fn(&[String]) -> bool,
+    module: &[String],
+    depth: usize,
+    path: &[String],
+) -> Option<Vec<String>> {
+    let (first, rest) = path.split_first()?;
+    match first.as_str() {
+        "crate" => Some(rest.to_vec()),
+        "self" if depth == 0 => Some([module, rest].concat()),
+        // Paths in a module that is written out in the file: those that lead out of it count for the file.
+        "super" => {
+            let ups = path.iter().take_while(|part| *part == "super").count();
+            let base = module.get(..module.len().checked_sub(ups.checked_sub(depth)?)?)?;
+            Some([base, &path[ups..]].concat())
+        }
+        _ => {
+            let child = [module, std::slice::from_ref(first)].concat();
+            (is_known(&child) && path.len() > 1).then(|| [module, path].concat())
+        }
+    }
+}
+
 /// Finds the paths in one file.
 struct Scan<'a> {
     known: &'a BTreeSet<ModulePath>,
@@ -141,28 +197,8 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Returns the absolute form of a path, or none when it leads out of the crate.
     fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
-        let (first, rest) = path.split_first()?;
-        match first.as_str() {
-            "crate" => Some(rest.to_vec()),
-            "self" if self.depth == 0 => Some([self.module.as_slice(), rest].concat()),
-            "super" if self.depth == 0 => {
-                let ups = path.iter().take_while(|part| *part == "super").count();
-                let base = self.module.get(..self.module.len().checked_sub(ups)?)?;
-                Some([base, &path[ups..]].concat())
-            }
-            // Paths in a module that is written out in the file: those that lead out of it count for the file.
-            "super" => {
-                let ups = path.iter().take_while(|part| *part == "super").count().checked_sub(self.depth)?;
-                let base = self.module.get(..self.module.len().checked_sub(ups)?)?;
-                Some([base, &path[ups + self.depth..]].concat())
-            }
-            _ => {
-                let child = [self.module.as_slice(), std::slice::from_ref(first)].concat();
-                (self.known.contains(&child) && path.len() > 1).then(|| [self.module.as_slice(), path].concat())
-            }
-        }
+        absolute(&|module| self.known.contains(module), &self.module, self.depth, path)
     }
 
     fn record(&mut self, path: &[String]) {
@@ -257,6 +293,16 @@ impl<'ast> Visit<'ast> for Scan<'_> {
             self.record(&names);
         }
         visit::visit_path(self, path);
+    }
+
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        self.found.types.insert(item.ident.to_string());
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        self.found.types.insert(item.ident.to_string());
+        visit::visit_item_enum(self, item);
     }
 
     // Visibility such as `pub(in crate::a)` is no import.

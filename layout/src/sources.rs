@@ -30,6 +30,15 @@ pub fn sources(root: &Path) -> Result<Vec<(PathBuf, String)>, Error> {
     Ok(found)
 }
 
+/// Most lines of a file.
+pub const MOST_LINES: usize = 500;
+
+/// Returns the number of lines of a file, if it is too long.
+#[must_use]
+pub fn too_long(text: &str) -> Option<usize> {
+    Some(text.lines().count()).filter(|lines| *lines > MOST_LINES)
+}
+
 /// Returns the lines that print that a test was skipped.
 pub fn own_skips(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| {
