@@ -2,8 +2,11 @@
 
 use crate::constants::annotation;
 
+/// Returns true for a value that is refused.
+type IsRefused = fn(&str) -> bool;
+
 /// Keys, each with the test for the values that are refused.
-pub const ANNOTATIONS: &[(&str, fn(&str) -> bool)] = &[
+pub const ANNOTATIONS: &[(&str, IsRefused)] = &[
     (annotation::IGNITION_DATA, |value| !value.is_empty()),
     (annotation::HOOK_SIDECARS, |value| !value.is_empty()),
     (annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX, |value| value == "true"),
