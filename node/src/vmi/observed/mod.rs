@@ -98,17 +98,17 @@ pub(super) struct RefusedMigration {
     pub(super) permanent: bool,
 }
 
-/// Slots of calls in progress, beside those of calls to the launcher.
+/// Slot of the attempt to connect. Calls to the launcher have slots of their own.
 pub(super) const CONNECT: &str = "connect";
-/// Write or read of the object.
+/// Slot of a write or read of the object.
 pub(super) const RECORD: &str = "record";
-/// Request of a user.
+/// Slot of the request of a user.
 pub(super) const REQUEST: &str = "request";
-/// Sync.
+/// Slot of Sync.
 pub(super) const SYNC: &str = "sync";
-/// Setup of the network.
+/// Slot of the setup of the network.
 pub(super) const NETWORK: &str = "network";
-/// Begin of a migration.
+/// Slot of the begin of a migration.
 pub(super) const MIGRATE: &str = "migrate";
 
 /// Everything that the task of a VMI has observed.

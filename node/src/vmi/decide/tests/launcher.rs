@@ -102,8 +102,7 @@ fn running_domain_gets_the_interfaces_that_its_pod_has() {
         observed.apply_object(Arc::new(vmi), NODE);
         let nics = vec![protocol::Nic { name: "default".into(), ..Default::default() }];
         observed.network = Some(Arc::new(crate::network::PodNetwork { nics: nics.clone(), ..Default::default() }));
-        let decision = decide(&observed, at(0));
-        let sync = called::<Sync>(&decision).unwrap();
+        let sync = Sync::of(&observed);
         let names: Vec<_> = sync.vmi.spec.domain.devices.interfaces.iter().map(|known| known.name.as_str()).collect();
         assert_eq!((names.as_slice(), &sync.nics, sync.fingerprint), (sent, &nics, observed.facts.fingerprint));
     }

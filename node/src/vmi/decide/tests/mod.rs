@@ -5,7 +5,7 @@ mod migration;
 mod report;
 mod write;
 
-use std::{any::Any, collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceStatus};
 use protocol::{Done, LauncherState, Lifecycle, SyncReply, features::Feature};
@@ -122,14 +122,6 @@ fn names(decision: &Decision) -> Vec<&'static str> {
             Effect::Retire => "retire",
         })
         .collect()
-}
-
-/// Returns the call of this kind.
-fn called<C: Call>(decision: &Decision) -> Option<&C> {
-    decision.effects.iter().find_map(|effect| match effect {
-        Effect::Call(call) => (&**call as &dyn Any).downcast_ref(),
-        _ => None,
-    })
 }
 
 fn written(decision: &Decision) -> Option<&VirtualMachineInstanceStatus> {
