@@ -298,9 +298,10 @@ fn running_vm_mirrors_its_vmi_and_is_then_settled() {
 #[test]
 fn changed_template_requires_a_restart_until_it_is_changed_back() {
     let vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
-    let vmi = instance(&vm, "Running");
-    let starts = records(&decided(&vm, None));
     let config = ClusterConfig::default();
+    let mut vmi = instance(&vm, "Running");
+    vmi.spec = start::defaulted_spec(&observed(&vm, None, None, &config), &Chosen::default(), false).unwrap();
+    let starts = records(&decided(&vm, None));
     let decided =
         |vm: &VirtualMachine| decide(&Observed { starts: &starts, ..observed(vm, Some(&vmi), None, &config) }).unwrap();
     let mut changed = vm.clone();
