@@ -98,6 +98,9 @@ pub(super) trait AnyCall: Any + fmt::Debug + Send + Sync {
     fn fail(self: Arc<Self>, connection: u64, error: LauncherError) -> Answered;
 }
 
+/// Applies an answer. Returns events for users.
+type Apply = Box<dyn FnOnce(&mut Observed, Now) -> Vec<Event> + Send>;
+
 /// The end of a call.
 pub(super) struct Answered {
     /// Name of the call.
@@ -105,7 +108,7 @@ pub(super) struct Answered {
     /// The error.
     pub(super) error: Option<LauncherError>,
     /// Applies the answer. Returns events for users.
-    pub(super) apply: Box<dyn FnOnce(&mut Observed, Now) -> Vec<Event> + Send>,
+    pub(super) apply: Apply,
 }
 
 impl<C: Call> AnyCall for C {
