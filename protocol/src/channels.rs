@@ -1,4 +1,4 @@
-//! Channels of a migration: connections of libvirt and QEMU between two launchers, carried by both nodes' virt-handlers.
+//! Channels of a migration: connections of libvirt and QEMU between two launchers, relayed by both nodes' virt-handlers.
 //!
 //! Each launcher listens on a unix socket beside that of the protocol ([`SOCKET`]); virt-handler is its only client. A connection
 //! begins with one byte of virt-handler:
@@ -55,7 +55,7 @@ impl Channel {
         Self::ALL.into_iter().find(|channel| channel.byte() == byte)
     }
 
-    /// Returns true if the channel carries bulk data, from QEMU to QEMU.
+    /// Returns true if the channel is for bulk data, from QEMU to QEMU.
     #[must_use]
     pub const fn is_bulk(self) -> bool {
         matches!(self, Self::Memory | Self::Disks)

@@ -88,7 +88,7 @@ fn granted() -> BTreeSet<Right> {
                 assert_eq!(has("list"), has("watch") || is_listed, "{group} {resource}: {verbs:?}");
                 let namespaced = role["kind"] == "Role";
                 let of = |name| Right { group: group.clone(), resource: resource.clone(), namespaced, name };
-                granted.extend(names.iter().cloned().filter(|_| has("watch")).map(of));
+                granted.extend(names.iter().filter(|_| has("watch")).cloned().map(of));
             }
         }
     }

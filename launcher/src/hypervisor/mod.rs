@@ -128,7 +128,7 @@ pub(crate) struct MigrateCall {
     pub(crate) auto_converge: bool,
     /// Continues a migration that libvirt regards as unsafe.
     pub(crate) allow_unsafe: bool,
-    /// Connections that carry the memory; 0 or 1: one.
+    /// Connections for the memory; 0 or 1: one.
     pub(crate) memory_connections: u32,
 }
 

@@ -1,12 +1,12 @@
 //! Channels of a migration: connections of libvirt, QEMU and the launcher between two pods, see [`protocol::channels`].
 //!
 //! [`Channels`] is shared by the engine, which opens and closes them, and the server of the migration socket ([`serve`]).
-//! `outgoing` listens in the pod of the source, `incoming` connects in the pod of the target; memory and disks go from virt-handler
-//! to QEMU there. `carry` moves bytes, which nothing here parses. A connection ends when its direction does.
+//! `source` listens in the pod of the source, `target` connects in the pod of the target; memory and disks go from virt-handler
+//! to QEMU there. `relay` moves bytes, which nothing here parses. A connection ends when its direction does.
 
-mod carry;
-mod incoming;
-mod outgoing;
+mod relay;
+mod source;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use self::outgoing::{Listeners, Waiting};
+use self::source::{Listeners, Waiting};
 use crate::{paths::Paths, socket};
 
 /// Limit of connections of the migration socket.
@@ -41,9 +41,9 @@ pub(crate) enum ChannelMode {
     #[default]
     Closed,
     /// Those that libvirt, QEMU and this launcher open.
-    Outgoing,
+    Source,
     /// Those that another launcher opens.
-    Incoming,
+    Target,
     /// The release alone: whether the domain has arrived is decided, and the other launcher may not know it.
     Settled,
 }
@@ -102,12 +102,12 @@ impl Channels {
         }
         self.inner.waiting.clear();
         match mode {
-            ChannelMode::Outgoing => {
+            ChannelMode::Source => {
                 let listeners = Listeners::bind(self)?;
                 self.inner.mode.send_replace(mode);
                 listeners.listen(self);
             }
-            ChannelMode::Incoming => {
+            ChannelMode::Target => {
                 // QEMU listens on these paths. A socket of an earlier migration must not look like it.
                 for channel in SOCKETS {
                     remove(&self.socket(channel))?;
@@ -140,15 +140,15 @@ impl Channels {
     /// # Errors
     /// When it does not answer.
     pub(crate) async fn release(&self, paused: bool, thaw_after: Option<u32>) -> Result<bool> {
-        outgoing::release(self, paused, thaw_after).await
+        source::release(self, paused, thaw_after).await
     }
 
-    /// Carries bytes between two sockets until both have ended, or channels of this mode are closed.
-    async fn carry(&self, mode: ChannelMode, channel: Channel, one: UnixStream, other: UnixStream) {
+    /// Relays bytes between two sockets until both have ended, or channels of this mode are closed.
+    async fn relay(&self, mode: ChannelMode, channel: Channel, one: UnixStream, other: UnixStream) {
         let name = channel.name();
         tracing::debug!(channel = name, "a channel of the migration is open");
         let result = tokio::select! {
-            result = carry::carry(one, other) => result,
+            result = relay::relay(one, other) => result,
             () = self.closed(mode) => Err(Error::new(ErrorKind::ConnectionAborted, "the migration has ended")),
         };
         match result {
@@ -192,14 +192,12 @@ async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync:
     let first = timeout(FIRST_BYTE, stream.read_u8()).await??;
     let channels = engine.channels();
     match (channels.mode(), Channel::of(first)) {
-        (ChannelMode::Outgoing, None) if first == AWAIT => {
+        (ChannelMode::Source, None) if first == AWAIT => {
             channels.inner.waiting.push(stream, permit);
             Ok(())
         }
-        (ChannelMode::Incoming | ChannelMode::Settled, Some(Channel::Release)) => {
-            incoming::release(stream, engine).await
-        }
-        (ChannelMode::Incoming, Some(Channel::Control)) => incoming::connect(channels, stream).await,
+        (ChannelMode::Target | ChannelMode::Settled, Some(Channel::Release)) => target::release(stream, engine).await,
+        (ChannelMode::Target, Some(Channel::Control)) => target::connect(channels, stream).await,
         _ => Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel")),
     }
 }

@@ -49,8 +49,8 @@ async fn read_byte(stream: &mut UnixStream) -> std::io::Result<u8> {
 
 #[tokio::test]
 async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
-    let pod = TestPod::new("outgoing");
-    pod.channels.open(ChannelMode::Outgoing).unwrap();
+    let pod = TestPod::new("source");
+    pod.channels.open(ChannelMode::Source).unwrap();
     // One that virt-handler has closed is not taken.
     drop(pod.waiting().await);
     for channel in SOCKETS {
@@ -76,14 +76,14 @@ async fn a_connection_of_libvirt_takes_one_of_virt_handler() {
 
 #[tokio::test]
 async fn the_control_connection_waits_for_libvirts_daemon() {
-    let pod = TestPod::new("incoming");
+    let pod = TestPod::new("target");
     // Of an earlier migration.
     drop(UnixListener::bind(pod.channels.socket(Channel::Memory)).unwrap());
-    pod.channels.open(ChannelMode::Incoming).unwrap();
+    pod.channels.open(ChannelMode::Target).unwrap();
     assert!(!pod.channels.socket(Channel::Memory).exists());
     let (mut handler, its) = UnixStream::pair().unwrap();
     let channels = pod.channels.clone();
-    tokio::spawn(async move { incoming::connect(&channels, its).await });
+    tokio::spawn(async move { target::connect(&channels, its).await });
     tokio::time::sleep(Duration::from_millis(120)).await;
     let daemon = UnixListener::bind(pod.paths.libvirt_socket()).unwrap();
     assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
@@ -96,7 +96,7 @@ async fn the_control_connection_waits_for_libvirts_daemon() {
 async fn megabytes_pass_unchanged_while_the_reader_pauses() {
     let (mut near, one) = UnixStream::pair().unwrap();
     let (other, mut far) = UnixStream::pair().unwrap();
-    let carried = tokio::spawn(carry::carry(one, other));
+    let relayed = tokio::spawn(relay::relay(one, other));
     let sent: Vec<u8> = (0..5_000_003_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let length = sent.len();
     let (writer, expected) = (sent.clone(), sent);
@@ -114,13 +114,13 @@ async fn megabytes_pass_unchanged_while_the_reader_pauses() {
     far.write_u8(b'y').await.unwrap();
     assert_eq!(write.await.unwrap().unwrap(), b'y');
     drop(far);
-    assert_eq!(timeout(Duration::from_secs(5), carried).await.unwrap().unwrap().unwrap(), (length as u64, 1));
+    assert_eq!(timeout(Duration::from_secs(5), relayed).await.unwrap().unwrap().unwrap(), (length as u64, 1));
 }
 
 #[tokio::test]
 async fn a_release_has_three_results() {
     let pod = TestPod::new("release");
-    pod.channels.open(ChannelMode::Outgoing).unwrap();
+    pod.channels.open(ChannelMode::Source).unwrap();
     for (paused, thaw_after, sent, answer, expected, follows) in [
         (false, None, b'r', Some(b'k'), Some(true), None),
         (true, None, b'p', Some(b'k'), Some(true), None),
@@ -169,7 +169,7 @@ async fn the_time_of_the_thaw_follows_the_answer_to_a_release() {
         let engine = Arrived(pod.channels.clone(), std::sync::Arc::default());
         let (mut handler, its) = UnixStream::pair().unwrap();
         let taken = engine.clone();
-        let released = tokio::spawn(async move { incoming::release(its, &taken).await });
+        let released = tokio::spawn(async move { target::release(its, &taken).await });
         handler.write_all(b"r").await.unwrap();
         assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
         assert_eq!(read_byte(&mut handler).await.unwrap(), b'k');

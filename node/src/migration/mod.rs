@@ -1,25 +1,25 @@
-//! Carries the connections of live migrations between the launchers of two nodes.
+//! Relays the connections of live migrations between the launchers of two nodes.
 //!
 //! ```text
 //!   launcher ── migration-sock ── virt-handler ════ TLS ════ virt-handler ── migration-sock ── launcher
-//!   (source)                      departure                  arrivals     └─ memory, disks ─── QEMU (target)
+//!   (source)                      source                     target       └─ memory, disks ─── QEMU (target)
 //! ```
 //!
-//! - [`Channels`]: start here. It registers arrivals and starts departures; each lasts until its guard is dropped.
-//! - [`departure`]: waits for channels of the source's launcher and opens connections to the target's node.
-//! - [`server`]: accepts connections of other nodes, finds their [`arrivals`] and connects the target's launcher.
-//! - [`frame`]: the header of a connection. [`carry`]: copies bytes, which nothing here parses. [`socket`]: sockets of a pod.
+//! - [`Channels`]: start here. It registers targets and starts sources; each lasts until its guard is dropped.
+//! - [`source`]: waits for channels of the source's launcher and opens connections to the target's node.
+//! - [`server`]: accepts connections of other nodes, finds the [`target`] and connects the target's launcher.
+//! - [`frame`]: the header of a connection. [`relay`]: copies bytes, which nothing here parses. [`socket`]: sockets of a pod.
 //!
 //! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
 //! status of the VMI, the source with the target.
 
-mod arrivals;
-mod carry;
-mod departure;
 mod frame;
 mod refusal;
+mod relay;
 mod server;
 mod socket;
+mod source;
+mod target;
 #[cfg(test)]
 mod tests;
 
@@ -39,7 +39,7 @@ use tokio::{net::UnixStream, sync::Semaphore};
 use tokio_util::sync::DropGuard;
 use tonic::async_trait;
 
-use self::arrivals::Arrivals;
+use self::target::Targets;
 pub(crate) use self::{
     server::{address, follow_address, serve},
     socket::PodSocket,
@@ -49,7 +49,7 @@ use crate::metrics::MigrationMetrics;
 /// Protocol between virt-handlers, for ALPN.
 const PROTOCOL: &str = "ferrovirt-migration/1";
 /// Most channels of all launchers of this node at a time.
-const DEPARTING: usize = 256;
+const SOURCE_CHANNELS: usize = 256;
 
 /// A migration, as the status of the VMI names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,13 +83,13 @@ pub(crate) trait LauncherSocket: Send + Sync + 'static {
 
 /// Lets the source's node open channels to a launcher of this node. Dropping it ends them.
 #[must_use]
-pub(crate) struct Arrival {
-    _registered: arrivals::Registered,
+pub(crate) struct TargetEnd {
+    _registered: target::Registered,
 }
 
-/// Carries the channels of a launcher of this node to the target's node. Dropping it ends them.
+/// Relays the channels of a launcher of this node to the target's node. Dropping it ends them.
 #[must_use]
-pub(crate) struct Departure {
+pub(crate) struct SourceEnd {
     _stop: DropGuard,
 }
 
@@ -102,9 +102,9 @@ struct Inner {
     endpoint: Mutex<SocketAddr>,
     tls: MutualTls,
     metrics: MigrationMetrics,
-    arrivals: Arrivals,
+    targets: Targets,
     /// Places of channels that leave this node.
-    departing: Arc<Semaphore>,
+    source_places: Arc<Semaphore>,
     stop: CancellationToken,
 }
 
@@ -118,9 +118,9 @@ impl Channels {
         stop: CancellationToken,
     ) -> Result<Self, TlsError> {
         let tls = MutualTls::new(identity, roots, HANDLER_CN, PROTOCOL)?;
-        let departing = Arc::new(Semaphore::new(DEPARTING));
+        let source_places = Arc::new(Semaphore::new(SOURCE_CHANNELS));
         let endpoint = Mutex::new(endpoint);
-        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, arrivals: Arrivals::default(), departing, stop })))
+        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, targets: Targets::default(), source_places, stop })))
     }
 
     /// Returns address and port that other nodes dial. The port is 0 without a listener.
@@ -139,15 +139,15 @@ impl Channels {
         migration: Migration,
         source_node: String,
         launcher: Arc<dyn LauncherSocket>,
-    ) -> Arrival {
+    ) -> TargetEnd {
         let stop = self.0.stop.child_token();
-        Arrival { _registered: self.0.arrivals.register(migration, source_node, launcher, stop) }
+        TargetEnd { _registered: self.0.targets.register(migration, source_node, launcher, stop) }
     }
 
-    /// Carries the channels of this migration from a launcher of this node to the target, until the guard is dropped.
-    pub(crate) fn send(&self, migration: Migration, target: Target, launcher: Arc<dyn LauncherSocket>) -> Departure {
+    /// Relays the channels of this migration from a launcher of this node to the target, until the guard is dropped.
+    pub(crate) fn send(&self, migration: Migration, target: Target, launcher: Arc<dyn LauncherSocket>) -> SourceEnd {
         let stop = self.0.stop.child_token();
-        departure::start(self.clone(), migration, target, launcher, stop.clone());
-        Departure { _stop: stop.drop_guard() }
+        source::start(self.clone(), migration, target, launcher, stop.clone());
+        SourceEnd { _stop: stop.drop_guard() }
     }
 }

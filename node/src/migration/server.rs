@@ -22,10 +22,10 @@ use tokio::{
 
 use super::{
     Channels, LauncherSocket,
-    arrivals::Admitted,
-    carry::{End, carry, notice_loss, prepare, tcp},
     frame::Header,
     refusal::Refusal,
+    relay::{End, notice_loss, prepare, relay, tcp},
+    target::Admitted,
 };
 
 /// Limits of the listener. Ten migrations take about 150 connections. The handshake requires the certificate of a virt-handler.
@@ -153,11 +153,11 @@ async fn connection(channels: Channels, mut accepted: Accepted) {
             Err(error) => return refuse(Some(&header), Refusal::Launcher, &error.to_string()),
         };
         let open = channels.0.metrics.open(header.channel);
-        let carried = async {
+        let relayed = async {
             answer(&mut stream, header.channel).await?;
-            carry(stream, launcher, End::Target, header.channel, &open).await
+            relay(stream, launcher, End::Target, header.channel, &open).await
         };
-        if let Err(error) = carried.await {
+        if let Err(error) = relayed.await {
             let (vmi, channel) = (&header.migration.vmi, header.channel.name());
             tracing::info!(%peer, vmi, channel, %error, "channel of a migration ended");
         }
@@ -184,7 +184,7 @@ async fn admit(
     }
     let read = timeout(HEADER_LIMIT, Header::read(&mut accepted.stream)).await;
     let read = header.insert(read.map_err(|_| Refusal::Slow)?.map_err(|_| Refusal::Header)?);
-    channels.0.arrivals.admit(&read.migration, |node| handler_server_name(node) == name)
+    channels.0.targets.admit(&read.migration, |node| handler_server_name(node) == name)
 }
 
 async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {

@@ -266,30 +266,30 @@ pub(crate) async fn follow(client: Client, vmis: Vmis, listed: impl FnOnce(), st
         let config = watcher::Config::default().labels(&selector).page_size(PAGE);
         watcher::watcher(api.clone(), config).default_backoff().boxed()
     };
-    let (mut owned, mut arriving) = (Labelled::default(), Labelled::default());
-    let (mut of_owned, mut of_arriving) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
+    let (mut owned, mut targets) = (Labelled::default(), Labelled::default());
+    let (mut of_owned, mut of_targets) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
     let mut listed = Some(listed);
     loop {
         let interrupted = |error| tracing::warn!(%error, "watch of VMIs was interrupted");
         tokio::select! {
             event = of_owned.next() => match event {
-                Some(Ok(event)) => owned.apply(event, &arriving, &vmis),
+                Some(Ok(event)) => owned.apply(event, &targets, &vmis),
                 Some(Err(error)) => interrupted(error),
                 None => return,
             },
-            event = of_arriving.next() => match event {
-                Some(Ok(event)) => arriving.apply(event, &owned, &vmis),
+            event = of_targets.next() => match event {
+                Some(Ok(event)) => targets.apply(event, &owned, &vmis),
                 Some(Err(error)) => interrupted(error),
                 None => return,
             },
             // The limit permits one more VMI: new lists contain those that were left out.
             () = vmis.freed.notified() => {
-                (of_owned, of_arriving) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
+                (of_owned, of_targets) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
             }
             () = stop.cancelled() => return,
         }
         if owned.listed
-            && arriving.listed
+            && targets.listed
             && let Some(listed) = listed.take()
         {
             listed();

@@ -22,8 +22,8 @@ pub(super) enum Effect {
     },
     /// Calls the connected launcher.
     Call(Arc<dyn AnyCall>),
-    /// Carries the connections of a migration; `None` ends that.
-    Carry(Option<Route>),
+    /// Relays the connections of a migration; `None` ends that.
+    Relay(Option<Route>),
     /// Writes the status, then publishes the events.
     Write(Box<Desired>),
     /// Writes the progress of a migration.
@@ -44,7 +44,7 @@ impl Observed {
                 self.busy.insert(CONNECT);
             }
             Effect::Call(call) => call.begin(self, now),
-            Effect::Carry(route) => self.route.clone_from(route),
+            Effect::Relay(route) => self.route.clone_from(route),
             Effect::WriteProgress(_) => {
                 self.busy.insert(RECORD);
                 self.progress_written_at = Some(now.since_start);

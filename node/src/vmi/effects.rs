@@ -29,7 +29,7 @@ use super::{
     desired::{Desired, Metadata},
     effect::Effect,
     event::Event,
-    host::{Carrier, ConnectError, Host},
+    host::{ConnectError, Host, Relay},
     observed::{Link, Observed, Outcome},
     records::{Records, WriteError},
     request::{PendingRequest, Refusal, Request},
@@ -96,8 +96,8 @@ pub(super) struct Executor {
     metrics: VmiMetrics,
     connection: Option<Connection>,
     connections: u64,
-    /// Connections of a migration that are carried.
-    carrier: Option<Carrier>,
+    /// Connections of a migration that are relayed.
+    relay: Option<Relay>,
     calls: JoinSet<Completed>,
     reports: mpsc::Sender<(u64, Report)>,
     trace: StartTrace,
@@ -118,7 +118,7 @@ impl Executor {
     ) -> Self {
         let trace = StartTrace::default();
         let calls = JoinSet::new();
-        Self { host, records, metrics, connection: None, connections: 0, carrier: None, calls, reports, trace }
+        Self { host, records, metrics, connection: None, connections: 0, relay: None, calls, reports, trace }
     }
 
     /// Records the calls of a start in the trace of the VMI.
@@ -214,11 +214,11 @@ impl Executor {
                 let late = Err(WriteError::Other("the API server did not answer in time".into()));
                 self.outcome("progress", RECORD_LIMIT, call, late, Outcome::ProgressWritten);
             }
-            Effect::Carry(route) => {
+            Effect::Relay(route) => {
                 // The former connections end before others begin.
-                self.carrier = None;
+                self.relay = None;
                 tracing::info!(?route, "connections of a migration");
-                self.carrier = route.map(|route| host.carry(&observed.facts.uid, route));
+                self.relay = route.map(|route| host.relay(&observed.facts.uid, route));
             }
             Effect::Read => {
                 let call = async move { records.read(&vmi).await };

@@ -77,8 +77,8 @@ pub(crate) struct Settings {
     pub allow_emulation: bool,
 }
 
-/// Carries the connections of a migration until it is dropped.
-pub(crate) type Carrier = Box<dyn Any + Send>;
+/// Relays the connections of a migration until it is dropped.
+pub(crate) type Relay = Box<dyn Any + Send>;
 
 /// The node. Every call is bounded in time.
 #[async_trait]
@@ -110,8 +110,8 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Returns the address and port under which this node accepts migrations.
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)>;
 
-    /// Carries the connections of a migration of this VMI until the result is dropped.
-    fn carry(&self, vmi: &str, route: Route) -> Carrier;
+    /// Relays the connections of a migration of this VMI until the result is dropped.
+    fn relay(&self, vmi: &str, route: Route) -> Relay;
 
     /// Sets up the network in the launcher's pod, and gives the links of the interfaces `release` back. Idempotent.
     async fn set_up_network(
@@ -267,15 +267,15 @@ impl Host for NodeHost {
         (endpoint.port() != 0).then(|| (endpoint.ip(), endpoint.port()))
     }
 
-    fn carry(&self, vmi: &str, route: Route) -> Carrier {
+    fn relay(&self, vmi: &str, route: Route) -> Relay {
         let Some(channels) = &self.channels else { return Box::new(()) };
         let of = |migration| Migration { vmi: vmi.to_owned(), migration };
         let socket = |pod| Arc::new(PodSocket::new(self.pods.clone(), pod));
         match route {
-            Route::Arrival { migration, source_node, pod } => {
+            Route::Target { migration, source_node, pod } => {
                 Box::new(channels.receive(of(migration), source_node, socket(pod)))
             }
-            Route::Departure { migration, node, address, port, pod } => {
+            Route::Source { migration, node, address, port, pod } => {
                 Box::new(channels.send(of(migration), Target { node, address, port }, socket(pod)))
             }
         }

@@ -6,11 +6,11 @@ use api::{
     VirtualMachineInstance, address::is_dialable, vmi::migration::VirtualMachineInstanceMigrationState as State,
 };
 
-/// Connections of a migration that this node carries.
+/// Connections of a migration that this node relays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// From the node of the source to a launcher of this node.
-    Arrival {
+    Target {
         /// UID of the migration.
         migration: String,
         /// Node of the source.
@@ -19,7 +19,7 @@ pub(crate) enum Route {
         pod: String,
     },
     /// From a launcher of this node to the node of the target.
-    Departure {
+    Source {
         /// UID of the migration.
         migration: String,
         /// Node of the target.

@@ -28,7 +28,7 @@
 //!
 //!   and of the target
 //!
-//!   Waiting ──▶ Arriving: network, volumes, PrepareMigration ──▶ address published ── guest runs ──▶ Live (the owner): Sync,
+//!   Waiting ──▶ Receiving: network, volumes, PrepareMigration ──▶ address published ── guest runs ──▶ Live (the owner): Sync,
 //!                   │ failed                                          │ failed                       then completed
 //!                   └──────────────▶ Kill, Finish, label removed ◀────┘  ──▶ Retired
 //!

@@ -55,7 +55,9 @@ pub(super) fn admit(observed: &Observed, request: Request) -> Result<(), Refusal
     // The target's launcher resumes the guest as it was when the migration began.
     let is_moving = observed.copying().is_some() || observed.is_busy(MIGRATE) || observed.called_migration.is_some();
     match request {
-        Request::Pause | Request::Unpause if observed.departing().is_some() && is_moving => Err(Refusal::Migrating),
+        Request::Pause | Request::Unpause if observed.source_migration().is_some() && is_moving => {
+            Err(Refusal::Migrating)
+        }
         _ if possible => Ok(()),
         _ => Err(Refusal::NotRunning),
     }

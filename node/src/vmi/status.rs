@@ -26,7 +26,7 @@ const LOST_AFTER: std::time::Duration = std::time::Duration::from_secs(30);
 /// The same if it was never connected: the pod may be starting.
 const NEVER_MET_AFTER: std::time::Duration = std::time::Duration::from_secs(180);
 /// Time for the target of a migration to confirm that it runs the guest: as long as a node may be silent.
-const ARRIVAL_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
+const TARGET_LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 /// Duration of refused connections after which the condition shows them. A restarted worker is back much sooner.
 const REFUSED_SHOWN: std::time::Duration = std::time::Duration::from_secs(10);
 /// Longest text of the guest agent in the status.
@@ -50,9 +50,9 @@ pub(super) fn loss(observed: &Observed, now: Now) -> Loss {
     }
     // A launcher whose domain has moved away may end.
     if let Some(since) = observed.moved_since {
-        let awaited = observed.departing().is_some_and(|migration| migration.target_pod_active);
+        let awaited = observed.source_migration().is_some_and(|migration| migration.target_pod_active);
         let (limit, reason) = match awaited {
-            true => (ARRIVAL_LIMIT, "the target of the migration has not taken the guest over"),
+            true => (TARGET_LIMIT, "the target of the migration has not taken the guest over"),
             false => (LOST_AFTER, "the guest has moved to a launcher that is gone"),
         };
         return lost_after(since + limit, reason, now);

@@ -162,11 +162,11 @@ where
     let (mut sink, mut source) = client.split();
     let (mut reader, mut writer) = halves(guest);
     let ended = {
-        let mut carried = std::pin::pin!(carry(&mut source, &mut sink, &mut reader, &mut writer, half_close, limits));
+        let mut relayed = std::pin::pin!(relay(&mut source, &mut sink, &mut reader, &mut writer, half_close, limits));
         tokio::select! {
-            ended = &mut carried => Some(ended),
+            ended = &mut relayed => Some(ended),
             // A guest that is switched off does not close its connections.
-            () = gone => Some(timeout(REST, carried).await.unwrap_or(Ended::VmiGone)),
+            () = gone => Some(timeout(REST, relayed).await.unwrap_or(Ended::VmiGone)),
             () = stop.cancelled() => None,
         }
     };
@@ -184,7 +184,7 @@ where
 }
 
 /// Runs both directions until both have ended or one has failed.
-async fn carry<R, W>(
+async fn relay<R, W>(
     source: &mut R,
     sink: &mut W,
     reader: &mut Reader,

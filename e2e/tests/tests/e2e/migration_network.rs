@@ -75,7 +75,7 @@ async fn moved(s: &Story, nodes: &[String; 2], witness: &mut Witness) -> Result<
     Ok(())
 }
 
-/// Moves the guest, and checks which interface of the target's virt-handler has carried it.
+/// Moves the guest, and checks which interface of the target's virt-handler has relayed it.
 async fn moves(s: &Story, witness: &mut Witness, own_network: bool) -> Result<()> {
     let source = s.node_of("box").await?;
     let handlers = serde_json::to_value(s.pods_of("virt-handler").await?)?;

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use self::sync::NextSync;
 use super::{
-    jobs::{Job, migration_in::MigrationIn, migration_out::MigrationOut},
+    jobs::{Job, migration_source::MigrationSource, migration_target::MigrationTarget},
     model::{
-        Base, ChannelMode, Direction, Effect, Input, JobInput, JobName, MigrationRecord, Next, RequestError, Stage,
+        Base, ChannelMode, Effect, Input, JobInput, JobName, MigrationEnd, MigrationRecord, Next, RequestError, Stage,
     },
 };
 
@@ -104,21 +104,21 @@ impl State {
     fn adopt_migration(&mut self, record: &MigrationRecord) {
         tracing::info!(migration = record.migration, ?record.direction, step = record.step().as_str_name(), "adopting a migration");
         let mut report = record.report();
-        if report.step() == MigrationStep::Releasing && record.direction == Direction::In {
+        if report.step() == MigrationStep::Releasing && record.direction == MigrationEnd::Target {
             report.set_step(MigrationStep::Copying);
         }
         self.base.published.migration = Some(report);
         let mode = match (record.direction, record.step()) {
-            (Direction::Out, MigrationStep::Copying | MigrationStep::Releasing) => {
-                self.job = Some(MigrationOut::adopted(record, self.base.now).into());
-                ChannelMode::Outgoing
+            (MigrationEnd::Source, MigrationStep::Copying | MigrationStep::Releasing) => {
+                self.job = Some(MigrationSource::adopted(record, self.base.now).into());
+                ChannelMode::Source
             }
-            (Direction::In, MigrationStep::Prepared | MigrationStep::Copying | MigrationStep::Releasing) => {
-                self.job = Some(MigrationIn::adopted(record, self.base.now).into());
-                ChannelMode::Incoming
+            (MigrationEnd::Target, MigrationStep::Prepared | MigrationStep::Copying | MigrationStep::Releasing) => {
+                self.job = Some(MigrationTarget::adopted(record, self.base.now).into());
+                ChannelMode::Target
             }
-            (Direction::In, MigrationStep::Moved | MigrationStep::NotMoved) => ChannelMode::Settled,
-            (Direction::Out, MigrationStep::Moved) => return self.base.end_as(Lifecycle::Shutoff, "migrated"),
+            (MigrationEnd::Target, MigrationStep::Moved | MigrationStep::NotMoved) => ChannelMode::Settled,
+            (MigrationEnd::Source, MigrationStep::Moved) => return self.base.end_as(Lifecycle::Shutoff, "migrated"),
             _ => return,
         };
         self.base.effects.push(Effect::SaveMigration(Box::new(record.clone()), mode));

@@ -8,8 +8,8 @@ use super::State;
 use crate::{
     engine::{
         jobs::{
-            EndRequest, Job, WAITING, dump::MemoryDump, migration_in::MigrationIn, migration_out::MigrationOut,
-            shutdown::Shutdown,
+            EndRequest, Job, WAITING, dump::MemoryDump, migration_source::MigrationSource,
+            migration_target::MigrationTarget, shutdown::Shutdown,
         },
         model::{
             Action, DomainCall, Effect, GuestCall, JobInput, JobName, Looking, Next, Request, RequestError, RequestId,
@@ -78,16 +78,16 @@ impl State {
     fn prepare_migration(&mut self, id: RequestId, migration: String, wanted: Arc<Wanted>) -> Result<(), RequestError> {
         let is_known = self.knows_migration(&migration);
         match &mut self.job {
-            Some(Job::MigrationIn(job)) if job.migration() == migration => job.repeat(&mut self.base, id, wanted),
+            Some(Job::MigrationTarget(job)) if job.migration() == migration => job.repeat(&mut self.base, id, wanted),
             _ if is_known => self.base.answer(id, Ok(false)),
             _ => {
                 self.base.check_vmi(&wanted)?;
                 // Another migration replaces one that has not begun.
-                if !matches!(&self.job, Some(Job::MigrationIn(job)) if job.is_replaceable()) {
+                if !matches!(&self.job, Some(Job::MigrationTarget(job)) if job.is_replaceable()) {
                     self.check_slot()?;
                 }
-                let job = MigrationIn::begin(&mut self.base, id, migration, wanted)?;
-                if let Some(Job::MigrationIn(former)) = self.job.replace(job.into()) {
+                let job = MigrationTarget::begin(&mut self.base, id, migration, wanted)?;
+                if let Some(Job::MigrationTarget(former)) = self.job.replace(job.into()) {
                     former.answer_releases(&mut self.base);
                 }
             }
@@ -98,14 +98,14 @@ impl State {
     fn migrate(&mut self, id: RequestId, request: Arc<MigrateRequest>) -> Result<(), RequestError> {
         let is_known = self.knows_migration(&request.migration);
         match &mut self.job {
-            Some(Job::MigrationOut(job)) if job.migration() == request.migration => job.repeat(&mut self.base, id),
+            Some(Job::MigrationSource(job)) if job.migration() == request.migration => job.repeat(&mut self.base, id),
             _ if is_known => self.base.answer(id, Ok(false)),
             _ => {
                 self.check_slot()?;
                 if !self.base.actions.is_empty() || self.is_syncing() {
                     return Err(RequestError::Conflict { job: JobName::Sync, progress: "waiting for its end" });
                 }
-                self.job = MigrationOut::begin(&mut self.base, id, request)?.map(Job::from);
+                self.job = MigrationSource::begin(&mut self.base, id, request)?.map(Job::from);
             }
         }
         Ok(())
@@ -118,8 +118,8 @@ impl State {
 
     fn abort_migration(&mut self, id: RequestId, migration: String) {
         let is_in_progress = match &self.job {
-            Some(Job::MigrationOut(job)) => job.migration() == migration,
-            Some(Job::MigrationIn(job)) => job.migration() == migration,
+            Some(Job::MigrationSource(job)) => job.migration() == migration,
+            Some(Job::MigrationTarget(job)) => job.migration() == migration,
             _ => false,
         };
         if is_in_progress {
@@ -135,7 +135,7 @@ impl State {
 
     /// Decides on a release: the source's domain has ended.
     fn release(&mut self, id: RequestId, paused: bool) {
-        if let Some(Job::MigrationIn(job)) = &mut self.job {
+        if let Some(Job::MigrationTarget(job)) = &mut self.job {
             return job.on_release(&mut self.base, id, paused);
         }
         // The answer to an earlier release was lost.

@@ -143,7 +143,7 @@ impl Driver {
                             let result = result.map_err(|error| error.to_string());
                             Finished::Input(Input::Job(job, JobInput::Departed(result)))
                         }
-                        () = channels.closed(ChannelMode::Outgoing) => Finished::Nothing,
+                        () = channels.closed(ChannelMode::Source) => Finished::Nothing,
                     }
                 });
             }

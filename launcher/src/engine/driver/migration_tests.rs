@@ -29,9 +29,9 @@ fn serve(worker: &Worker) -> PathBuf {
     path
 }
 
-/// Carries channels as the virt-handlers of both nodes do.
-fn carry(source: PathBuf, target: PathBuf) -> AbortHandle {
-    let carry = async move {
+/// Relays channels as the virt-handlers of both nodes do.
+fn relay(source: PathBuf, target: PathBuf) -> AbortHandle {
+    let relay = async move {
         loop {
             let Ok(mut one) = UnixStream::connect(&source).await else { return };
             one.write_all(&[AWAIT]).await.unwrap();
@@ -48,7 +48,7 @@ fn carry(source: PathBuf, target: PathBuf) -> AbortHandle {
             });
         }
     };
-    tokio::spawn(carry).abort_handle()
+    tokio::spawn(relay).abort_handle()
 }
 
 async fn prepare(worker: &Worker) -> Result<(), RequestError> {
@@ -81,7 +81,7 @@ async fn a_domain_moves_between_two_launchers() {
     let (source, target) = (one.running().await, two.worker().await);
     prepare(&target).await.unwrap();
     reaches(&target, MigrationStep::Prepared).await;
-    let carrier = carry(serve(&source), serve(&target));
+    let relayed = relay(serve(&source), serve(&target));
     one.fake.set_progress(Some(Progress { total: 10, remaining: 5, ..Progress::default() }));
     one.fake.hold("migrate");
     migrate(&source, "a").await.unwrap();
@@ -106,7 +106,7 @@ async fn a_domain_moves_between_two_launchers() {
     let restarted = one.worker_with(false);
     assert_eq!(restarted.reaches(protocol::Lifecycle::Shutoff).await.reason, "migrated");
     assert!(restarted.finish().await.success);
-    carrier.abort();
+    relayed.abort();
 }
 
 #[tokio::test]
@@ -115,16 +115,16 @@ async fn a_restarted_source_releases_the_guest() {
     one.fake.set_target(&two.fake);
     let (source, target) = (one.running().await, two.worker().await);
     prepare(&target).await.unwrap();
-    // Nobody carries channels, and the worker ends before the release.
+    // Nobody relays channels, and the worker ends before the release.
     migrate(&source, "a").await.unwrap();
     reaches(&source, MigrationStep::Releasing).await;
     assert_eq!(target.engine.watch().borrow().lifecycle(), protocol::Lifecycle::Paused);
     source.outcome.abort();
     let restarted = one.worker().await;
-    let carrier = carry(serve(&restarted), serve(&target));
+    let relayed = relay(serve(&restarted), serve(&target));
     reaches(&restarted, MigrationStep::Moved).await;
     assert_eq!(target.engine.watch().borrow().lifecycle(), protocol::Lifecycle::Running);
-    carrier.abort();
+    relayed.abort();
 }
 
 #[tokio::test]

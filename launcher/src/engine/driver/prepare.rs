@@ -70,7 +70,7 @@ impl Preparation {
     /// that of the source.
     pub(super) async fn target(self) -> Result<Box<Domain>, RequestError> {
         let work = tokio::task::spawn_blocking(move || {
-            let domain = self.domain_blocking(Purpose::Arrival)?;
+            let domain = self.domain_blocking(Purpose::MigrationTarget)?;
             storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
             Ok(Box::new(domain))
         });

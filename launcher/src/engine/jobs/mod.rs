@@ -3,8 +3,8 @@
 //! A job is a value whose steps carry their data. [`Steps::take`] maps it, the base and an input to the next step, or ends it.
 
 pub(crate) mod dump;
-pub(crate) mod migration_in;
-pub(crate) mod migration_out;
+pub(crate) mod migration_source;
+pub(crate) mod migration_target;
 pub(crate) mod shutdown;
 pub(crate) mod start;
 pub(crate) mod sync;
@@ -128,7 +128,7 @@ jobs! {
     /// The guest's memory is written to a volume.
     MemoryDump(dump::MemoryDump),
     /// The domain moves to another launcher.
-    MigrationOut(migration_out::MigrationOut),
+    MigrationSource(migration_source::MigrationSource),
     /// The domain moves to this launcher.
-    MigrationIn(migration_in::MigrationIn),
+    MigrationTarget(migration_target::MigrationTarget),
 }

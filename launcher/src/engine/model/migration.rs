@@ -12,14 +12,16 @@ use crate::{
     storage::{self, Backend},
 };
 
-/// Which way the domain moves.
+/// The end of a migration at which this launcher is.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Direction {
+pub(crate) enum MigrationEnd {
     /// To another launcher.
-    Out,
+    #[serde(rename = "out")]
+    Source,
     /// To this launcher.
-    In,
+    #[serde(rename = "in")]
+    Target,
 }
 
 /// The last migration, as a restarted worker finds it.
@@ -27,8 +29,8 @@ pub(crate) enum Direction {
 pub(crate) struct MigrationRecord {
     /// Name of the migration.
     pub(crate) migration: String,
-    /// Direction.
-    pub(crate) direction: Direction,
+    /// End of the migration.
+    pub(crate) direction: MigrationEnd,
     /// Number of the step.
     pub(crate) step: i32,
     /// The user has paused the guest.
@@ -48,7 +50,7 @@ pub(crate) struct MigrationRecord {
 
 impl MigrationRecord {
     /// Creates the record of a report.
-    pub(crate) fn of(report: &MigrationReport, direction: Direction, paused: bool) -> Self {
+    pub(crate) fn of(report: &MigrationReport, direction: MigrationEnd, paused: bool) -> Self {
         Self {
             migration: report.migration.clone(),
             direction,
@@ -191,7 +193,7 @@ mod tests {
             end: 2,
             ..MigrationReport::default()
         };
-        let record = MigrationRecord::of(&report, Direction::Out, true);
+        let record = MigrationRecord::of(&report, MigrationEnd::Source, true);
         let text = serde_json::to_string(&record).unwrap();
         let read: MigrationRecord = serde_json::from_str(&text).unwrap();
         assert_eq!((read.report(), read.step(), read.paused), (report, MigrationStep::NotMoved, true));

@@ -10,7 +10,7 @@ use protocol::{
 use super::{
     base::Base,
     effect::Effect,
-    migration::{Direction, MigrationRecord},
+    migration::{MigrationEnd, MigrationRecord},
     request::{RequestError, RequestId},
 };
 use crate::{
@@ -126,7 +126,7 @@ impl Base {
     pub(crate) fn publish_step(
         &mut self,
         step: MigrationStep,
-        direction: Direction,
+        direction: MigrationEnd,
         paused: bool,
         channels: ChannelMode,
     ) {

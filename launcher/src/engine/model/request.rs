@@ -102,9 +102,9 @@ pub(crate) enum JobName {
     /// A memory dump.
     MemoryDump,
     /// A migration to another launcher.
-    MigrationOut,
+    MigrationSource,
     /// A migration to this launcher.
-    MigrationIn,
+    MigrationTarget,
     /// The sync of a running domain, which holds no job slot.
     Sync,
 }
@@ -184,8 +184,8 @@ impl fmt::Display for JobName {
             Self::Start => "start",
             Self::Shutdown => "shutdown",
             Self::MemoryDump => "memory dump",
-            Self::MigrationOut => "migration to another node",
-            Self::MigrationIn => "migration to this node",
+            Self::MigrationSource => "migration to another node",
+            Self::MigrationTarget => "migration to this node",
             Self::Sync => "change of the running domain",
         })
     }

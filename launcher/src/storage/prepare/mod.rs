@@ -68,7 +68,7 @@ pub(crate) enum Purpose {
     /// A domain starts.
     Start,
     /// A running domain arrives from another launcher, which uses the claims meanwhile: they are left as they are.
-    Arrival,
+    MigrationTarget,
 }
 
 /// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
@@ -198,7 +198,7 @@ fn make(
         return layer(name, path, ImageFormat::Raw, size, paths);
     }
     if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
-        if purpose == Purpose::Arrival && is_migrated(name, vmi) {
+        if purpose == Purpose::MigrationTarget && is_migrated(name, vmi) {
             let least = least_size(name, vmi)?;
             // Before an image is created in it.
             if let Some(size) = capacity(name, vmi)?.filter(|size| *size < least) {

@@ -258,14 +258,14 @@ fn a_domain_that_arrives_leaves_the_claims_as_they_are() {
         serde_json::from_value(json!({"volumeStatus": volumes, "migratedVolumes": migrated})).unwrap()
     };
     vmi.status = Some(status(json!([])));
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).is_err(), "it is the source's to create");
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).is_err(), "it is the source's to create");
     std::fs::write(&image, [0; 1024]).unwrap();
-    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap();
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 1024, "the source writes to it");
     // The claim to which a volume is copied.
     std::fs::remove_file(&image).unwrap();
     vmi.status = Some(status(json!([{"volumeName": "data"}])));
-    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+    prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap();
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 5 << 20);
 }
 
@@ -308,7 +308,7 @@ fn claim_to_which_a_volume_moves_holds_the_disk_or_is_refused() {
             .unwrap(),
         );
         let row = format!("{size} {mode} -> {capacity} {request} {present:?}");
-        let prepared = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival);
+        let prepared = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget);
         match (prepared, expected) {
             (Ok(prepared), Ok(mebibytes)) => {
                 let (meta, source) = (std::fs::metadata(&image).unwrap(), &prepared.sources["data"]);
@@ -323,7 +323,7 @@ fn claim_to_which_a_volume_moves_holds_the_disk_or_is_refused() {
     // The source's launcher names the image.
     std::fs::rename(&image, image.with_file_name("other.img")).unwrap();
     std::os::unix::fs::symlink("other.img", &image).unwrap();
-    let error = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap_err().to_string();
+    let error = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap_err().to_string();
     assert!(error.contains("must not be a symbolic link"), "{error}");
     assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).is_ok());
 }
@@ -344,7 +344,7 @@ fn copied_images_have_the_recorded_size_and_drives_their_own() {
         vmi.status = Some(
             serde_json::from_value(json!({"volumeStatus": [{"name": "cm", "target": "", "size": 1 << 20}]})).unwrap(),
         );
-        prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Arrival).unwrap();
+        prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap();
         match_sizes(&vmi, &scratch.0).unwrap();
         let size = std::fs::metadata(scratch.0.config_disk("cm")).unwrap().len();
         assert_eq!(size == 1 << 20, resized, "{device}: {size}");

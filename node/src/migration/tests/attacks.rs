@@ -4,7 +4,7 @@ use api::tls::{API_CLIENT_CN, GUEST_CLIENT_CN};
 use daemon::tls::{Accepted, Callers, Limits, MutualTls, TlsStream, serve_streams};
 use tokio::{net::TcpStream, time::Instant};
 
-use super::{arrivals::CHANNELS, frame::Header, server::HEADER_LIMIT, *};
+use super::{frame::Header, server::HEADER_LIMIT, target::CHANNELS, *};
 
 /// Connects to the target as a process with this identity.
 async fn dial(node: &Node, authority: &Authority, identity: &Identity) -> TlsStream {
@@ -40,13 +40,13 @@ async fn virt_handler_of_a_third_node_opens_no_channel() {
     let (third, target) = (Node::start(&authority, "node-3.example"), Node::start(&authority, TARGET));
     let (arrives, arrives_socket) = Launcher::new();
     let (mut leaves, leaves_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = third.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let source_end = third.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut near = leaves.open(Channel::Control).await;
     closed(&mut near).await;
     target.refused(Refusal::Node).await;
     assert_eq!(arrives.opened(), 0);
-    drop((arrival, departure));
+    drop((target_end, source_end));
     third.nothing_left().await;
     target.nothing_left().await;
 }
@@ -56,7 +56,7 @@ async fn certificates_of_other_roles_and_authorities_open_no_channel() {
     let (authority, other) = (Authority::new(), Authority::new());
     let target = Node::start(&authority, TARGET);
     let (arrives, arrives_socket) = Launcher::new();
-    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
     let name = handler_server_name(SOURCE);
     for (number, identity) in [
         authority.identity(API_CLIENT_CN, std::slice::from_ref(&name)),
@@ -92,14 +92,14 @@ async fn nothing_is_sent_to_the_virt_handler_of_a_third_node() {
         let third = Node::start(authority, name);
         let (arrives, arrives_socket) = Launcher::new();
         let (mut leaves, leaves_socket) = Launcher::new();
-        let _arrival = third.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-        let departure = source.channels.send(migration("v", "m"), third.as_target(TARGET), leaves_socket);
+        let _target_end = third.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+        let source_end = source.channels.send(migration("v", "m"), third.as_target(TARGET), leaves_socket);
         let mut near = leaves.open(Channel::Memory).await;
         let _ = near.write_all(b"memory of the guest").await;
         closed(&mut near).await;
         third.refused(Refusal::Handshake).await;
         assert_eq!(arrives.opened(), 0, "{name}");
-        drop(departure);
+        drop(source_end);
         source.nothing_left().await;
     }
 }
@@ -115,14 +115,14 @@ async fn unknown_vmis_and_ended_migrations_are_refused() {
     drop(ended);
     unanswered(dial(&target, &authority, &source).await, &header("v", "m1")).await;
     assert_eq!(target.refusals(Refusal::UnknownVmi), 1);
-    let arrival = target.channels.receive(migration("v", "m2"), SOURCE.into(), second_socket);
+    let target_end = target.channels.receive(migration("v", "m2"), SOURCE.into(), second_socket);
     // The migration of a replayed header, and one of another VMI.
     unanswered(dial(&target, &authority, &source).await, &header("v", "m1")).await;
     assert_eq!(target.refusals(Refusal::UnknownMigration), 1);
     unanswered(dial(&target, &authority, &source).await, &header("w", "m2")).await;
     assert_eq!(target.refusals(Refusal::UnknownVmi), 2);
     assert_eq!((first.opened(), second.opened()), (0, 0));
-    drop(arrival);
+    drop(target_end);
     target.nothing_left().await;
 }
 
@@ -135,7 +135,7 @@ async fn a_launcher_reaches_no_launcher_of_another_vmi() {
     let (mut hostile, hostile_socket) = Launcher::new();
     let _own = target.channels.receive(migration("hostile", "m1"), SOURCE.into(), own_socket);
     let _other = target.channels.receive(migration("victim", "m2"), SOURCE.into(), other_socket);
-    let _departure = source.channels.send(migration("hostile", "m1"), target.as_target(TARGET), hostile_socket);
+    let _source_end = source.channels.send(migration("hostile", "m1"), target.as_target(TARGET), hostile_socket);
     let (mut near, _) = hostile.accept().await;
     // A header after the byte of the channel is data for its own VMI.
     let forged = header("victim", "m2");
@@ -152,7 +152,7 @@ async fn oversized_and_slow_headers_are_refused() {
     let authority = Authority::new();
     let target = Node::start(&authority, TARGET);
     let (arrives, arrives_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
     let source = authority.handler(SOURCE);
     let oversized = [&[255, 255, Channel::Memory.byte()], data(1 << 20, 1).as_slice()].concat();
     for (number, header) in
@@ -175,7 +175,7 @@ async fn oversized_and_slow_headers_are_refused() {
     target.refused(Refusal::Slow).await;
     assert!(began.elapsed() < HEADER_LIMIT * 2, "{:?}", began.elapsed());
     assert_eq!(arrives.opened(), 0);
-    drop(arrival);
+    drop(target_end);
     target.nothing_left().await;
 }
 
@@ -196,12 +196,12 @@ async fn garbage_of_the_target_ends_the_channel() {
     tokio::spawn(serve_streams(listener, server, Limits::DEFAULT, callers, stop.clone(), |_, _| {}, garbage));
     let (mut leaves, leaves_socket) = Launcher::new();
     let target = Target { node: TARGET.into(), address: endpoint.ip(), port: endpoint.port() };
-    let departure = source.channels.send(migration("v", "m"), target, leaves_socket);
+    let source_end = source.channels.send(migration("v", "m"), target, leaves_socket);
     for _ in 0..3 {
         let mut near = leaves.open(Channel::Control).await;
         closed(&mut near).await;
     }
-    drop(departure);
+    drop(source_end);
     source.nothing_left().await;
     stop.cancel();
 }
@@ -212,14 +212,14 @@ async fn garbage_of_the_launcher_of_the_target_is_refused() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut leaves, leaves_socket) = Launcher::new();
     let (mut arrives, arrives_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut near = leaves.open(Channel::Control).await;
     let (mut far, _) = arrives.accept().await;
     far.write_all(b"garbage").await.unwrap();
     closed(&mut near).await;
     target.refused(Refusal::Launcher).await;
-    drop((arrival, departure));
+    drop((target_end, source_end));
     source.nothing_left().await;
     target.nothing_left().await;
 }
@@ -230,15 +230,15 @@ async fn unknown_channels_of_a_launcher_reach_no_other_node() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (arrives, arrives_socket) = Launcher::new();
     let (mut leaves, leaves_socket) = Launcher::new();
-    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     for byte in [0, AWAIT, CONNECTED, 255] {
         let (mut near, _) = leaves.accept().await;
         near.write_all(&[byte]).await.unwrap();
         closed(&mut near).await;
     }
     assert_eq!(arrives.opened(), 0);
-    drop(departure);
+    drop(source_end);
     source.nothing_left().await;
 }
 
@@ -248,8 +248,8 @@ async fn a_launcher_that_opens_channels_without_end_is_limited() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut arrives, arrives_socket) = Launcher::new();
     let (mut leaves, leaves_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut open = Vec::new();
     for _ in 0..CHANNELS {
         let near = leaves.open(Channel::Memory).await;
@@ -273,7 +273,7 @@ async fn a_launcher_that_opens_channels_without_end_is_limited() {
         }
     }
     assert!(count < 60, "{count} channels in two seconds");
-    drop((arrival, departure, arrives));
+    drop((target_end, source_end, arrives));
     source.nothing_left().await;
     target.nothing_left().await;
 }

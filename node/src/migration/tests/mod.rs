@@ -1,7 +1,7 @@
 //! Two virt-handlers over TLS on the loopback interface, with launchers made of sockets.
 
 mod attacks;
-mod carried;
+mod relayed;
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
@@ -103,8 +103,10 @@ impl Node {
     /// Waits until no channel is left.
     async fn nothing_left(&self) {
         let is_empty = || {
-            let arrivals = self.channels.0.arrivals.count();
-            self.metrics.open_now() == 0 && arrivals == 0 && self.channels.0.departing.available_permits() == DEPARTING
+            let targets = self.channels.0.targets.count();
+            self.metrics.open_now() == 0
+                && targets == 0
+                && self.channels.0.source_places.available_permits() == SOURCE_CHANNELS
         };
         eventually("nothing is left", is_empty).await;
     }

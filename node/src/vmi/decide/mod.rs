@@ -115,7 +115,7 @@ fn own(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.object == ObjectState::Current {
         write(observed, status::desired(observed, now), now, decision);
     }
-    source::carry(observed, decision);
+    source::relay(observed, decision);
     match observed.link {
         Link::Down { .. } => connect(observed, now, decision),
         Link::Up { .. } => drive(observed, now, decision),

@@ -16,15 +16,15 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Opens and ends the connections of a migration. Those of a domain that arrived stay until the migration is completed, and those
 /// of a domain that left until ownership has passed: the last words of both launchers may be under way.
-pub(super) fn carry(observed: &Observed, decision: &mut Decision) {
-    let wanted = match (&observed.facts.migration, observed.departing(), &observed.facts.pods) {
+pub(super) fn relay(observed: &Observed, decision: &mut Decision) {
+    let wanted = match (&observed.facts.migration, observed.source_migration(), &observed.facts.pods) {
         (_, Some(migration), Candidates::One(pod)) => {
             let is_open = match migration::source::progress(observed, migration) {
                 Progress::Waiting => is_called(observed, &migration.uid) || may_begin(observed),
                 Progress::Copying(_) | Progress::Gone(_) => true,
                 Progress::Failed { .. } => false,
             };
-            migration.endpoint.filter(|_| is_open).map(|(address, port)| Route::Departure {
+            migration.endpoint.filter(|_| is_open).map(|(address, port)| Route::Source {
                 migration: migration.uid.clone(),
                 node: migration.target_node.clone(),
                 address,
@@ -34,13 +34,13 @@ pub(super) fn carry(observed: &Observed, decision: &mut Decision) {
         }
         (Some(migration), None, _) if !migration.over => {
             let is_same =
-                |route: &&Route| matches!(route, Route::Arrival { migration: uid, .. } if *uid == migration.uid);
+                |route: &&Route| matches!(route, Route::Target { migration: uid, .. } if *uid == migration.uid);
             observed.route.as_ref().filter(is_same).cloned()
         }
         _ => None,
     };
     if observed.route != wanted {
-        decision.push(Effect::Carry(wanted));
+        decision.push(Effect::Relay(wanted));
     }
 }
 
@@ -62,13 +62,13 @@ fn may_begin(observed: &Observed) -> bool {
 
 /// Returns true if the domain has ended here, and the target runs the guest or is about to: there is nothing to stop here.
 pub(super) fn is_gone(observed: &Observed) -> bool {
-    let progress = observed.departing().map(|migration| migration::source::progress(observed, migration));
+    let progress = observed.source_migration().map(|migration| migration::source::progress(observed, migration));
     matches!(progress, Some(Progress::Gone(_)))
 }
 
 /// Asks the launcher to begin the migration, or to abort it.
 pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
-    let Some(migration) = observed.departing() else { return };
+    let Some(migration) = observed.source_migration() else { return };
     if !matches!(observed.link, Link::Up { greeted: true, .. }) {
         return;
     }

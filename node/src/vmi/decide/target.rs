@@ -14,11 +14,11 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     if target::is_given_up(observed) {
         return give_up(observed, now, decision);
     }
-    let Some(migration) = observed.arriving() else { return };
+    let Some(migration) = observed.target_migration() else { return };
     let progress = target::progress(observed, migration);
     // The address is published when connections are accepted.
     if let (Candidates::One(pod), Link::Up { .. }) = (&observed.facts.pods, &observed.link) {
-        carry(observed, migration, pod, &progress, decision);
+        relay(observed, migration, pod, &progress, decision);
     }
     if observed.object == ObjectState::Current {
         write(observed, target::desired(observed, now), now, decision);
@@ -70,7 +70,7 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
 }
 
 /// Accepts the connections of the source once the launcher is prepared.
-fn carry(observed: &Observed, migration: &Migration, pod: &str, progress: &Progress<'_>, decision: &mut Decision) {
+fn relay(observed: &Observed, migration: &Migration, pod: &str, progress: &Progress<'_>, decision: &mut Decision) {
     let is_open = match progress {
         Progress::Ready | Progress::Copying(_) | Progress::Moved(_) => true,
         // The connection to the launcher was lost: those of the migration may go on.
@@ -79,20 +79,20 @@ fn carry(observed: &Observed, migration: &Migration, pod: &str, progress: &Progr
         Progress::NotMoved(_) => migration.endpoint.is_some(),
         Progress::Preparing => false,
     };
-    let wanted = is_open.then(|| Route::Arrival {
+    let wanted = is_open.then(|| Route::Target {
         migration: migration.uid.clone(),
         source_node: migration.source_node.clone(),
         pod: pod.to_owned(),
     });
     if observed.route != wanted {
-        decision.push(Effect::Carry(wanted));
+        decision.push(Effect::Relay(wanted));
     }
 }
 
 /// The domain does not come: nothing of it may stay here. The pod is deleted by virt-controller.
 pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.route.is_some() {
-        decision.push(Effect::Carry(None));
+        decision.push(Effect::Relay(None));
     }
     let removal = target::desired(observed, now).filter(|_| observed.object == ObjectState::Current);
     let is_recorded = removal.is_none() && observed.object != ObjectState::Unverified;
@@ -105,7 +105,7 @@ pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
 /// Another launcher of this node is to receive the domain: ends the one that was to.
 pub(super) fn make_way(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.route.is_some() {
-        decision.push(Effect::Carry(None));
+        decision.push(Effect::Relay(None));
     }
     if !observed.was_target || end_launcher(observed, now, decision) {
         decision.push(Effect::Retire);

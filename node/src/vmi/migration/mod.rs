@@ -42,13 +42,13 @@ const ABORTED: &str = "Live migration has been aborted";
 
 impl Observed {
     /// Returns the migration by which the domain leaves this node, until ownership has passed or the migration has ended.
-    pub(in crate::vmi) fn departing(&self) -> Option<&Migration> {
+    pub(in crate::vmi) fn source_migration(&self) -> Option<&Migration> {
         let owner = self.role == super::role::Role::Owner;
         self.facts.migration.as_ref().filter(|known| owner && known.side == Side::Source && !known.over && !known.ended)
     }
 
     /// Returns the migration by which a domain comes to this node, until it has ended.
-    pub(in crate::vmi) fn arriving(&self) -> Option<&Migration> {
+    pub(in crate::vmi) fn target_migration(&self) -> Option<&Migration> {
         let is_target = self.role == super::role::Role::MigrationTarget;
         self.facts.migration.as_ref().filter(|known| is_target && known.side == Side::Target && !known.over)
     }
@@ -58,9 +58,9 @@ impl Observed {
         report_of(self.report.as_ref()?, uid)
     }
 
-    /// Returns the launcher's report while it copies a departing domain.
+    /// Returns the launcher's report while it copies the domain to the target.
     pub(in crate::vmi) fn copying(&self) -> Option<&MigrationReport> {
-        let report = self.migration_report(&self.departing()?.uid)?;
+        let report = self.migration_report(&self.source_migration()?.uid)?;
         (report.step() == protocol::MigrationStep::Copying).then_some(report)
     }
 }

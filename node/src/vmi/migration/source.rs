@@ -22,7 +22,7 @@ use crate::{
 const TIME_LIMIT: u64 = 150;
 /// Refusals of the launcher after which the migration fails: about half a minute. Another job may be in progress at first.
 const ATTEMPTS: u32 = 6;
-/// Most connections that carry the memory of a guest. virt-handler has two threads for them.
+/// Most connections for the memory of a guest. virt-handler has two threads for them.
 const CONNECTIONS: u32 = 4;
 /// Bandwidth limit, in bytes a second, for each connection. QEMU counts what a connection sends late: with a limit of 6 MiB/s, eight of
 /// them sent 45 MiB/s.
@@ -95,7 +95,7 @@ pub(in crate::vmi) fn apply(
     ends: bool,
     now: Now,
 ) -> Option<Event> {
-    let migration = observed.departing()?;
+    let migration = observed.source_migration()?;
     let vmi = &observed.vmi;
     let state = next.migration_state.get_or_insert_default();
     let show = |report: &MigrationReport, state: &mut api::vmi::migration::VirtualMachineInstanceMigrationState| {
@@ -168,7 +168,7 @@ fn destination(moved: &StorageMigratedVolumeInfo) -> Option<VolumeDestination> {
     Some(VolumeDestination { volume: moved.volume_name.clone(), block: mode == Some("Block") })
 }
 
-/// Returns the number of connections that carry the memory. `bandwidth`: the limit in bytes a second; 0: none.
+/// Returns the number of connections for the memory. `bandwidth`: the limit in bytes a second; 0: none.
 fn connections(vmi: &VirtualMachineInstance, bandwidth: u64) -> u32 {
     match (has_cpu_limit(vmi), bandwidth) {
         (true, _) => 1,

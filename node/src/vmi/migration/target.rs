@@ -102,7 +102,7 @@ pub(in crate::vmi) fn decides_at(observed: &Observed, migration: &Migration) -> 
 /// Returns true if network and volumes of the launcher are ready for the domain.
 pub(in crate::vmi) fn is_equipped(observed: &Observed) -> bool {
     let networked = nics::network_work(observed).is_none() && !observed.is_busy(NETWORK);
-    networked && matches!(observed.link, Link::Up { networked: true, .. }) && volumes::has_arriving(observed)
+    networked && matches!(observed.link, Link::Up { networked: true, .. }) && volumes::has_moved_volumes(observed)
 }
 
 /// Returns the desired status and metadata of a VMI whose domain comes to this node; `None` if the object is up to date.
@@ -111,7 +111,7 @@ pub(in crate::vmi) fn desired(observed: &Observed, now: Now) -> Option<Desired> 
     let current = vmi.status.clone().unwrap_or_default();
     let mut next = current.clone();
     let (mut metadata, mut events) = (Metadata::default(), Vec::new());
-    match observed.arriving().filter(|_| !observed.facts.is_final()) {
+    match observed.target_migration().filter(|_| !observed.facts.is_final()) {
         Some(migration) => advance(&mut next, &mut metadata, &mut events, observed, migration, now),
         // The label ends this node's part.
         None if observed.role == Role::MigrationTarget => metadata.remove_label(vmi, MIGRATION_TARGET_NODE_NAME),
@@ -235,7 +235,7 @@ fn with_claims(
 /// Returns true if a launcher of this node was to receive the domain, and does not any more.
 pub(in crate::vmi) fn is_given_up(observed: &Observed) -> bool {
     let is_gone = matches!(observed.object, ObjectState::Deleted(_)) || observed.facts.is_final();
-    observed.was_target && (is_gone || observed.arriving().is_none())
+    observed.was_target && (is_gone || observed.target_migration().is_none())
 }
 
 /// Returns true if the domain came to this node by the migration, which is not completed.

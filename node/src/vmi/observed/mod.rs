@@ -179,7 +179,7 @@ pub(super) struct Observed {
     pub(super) paced: Duration,
     /// Address and port under which this node accepts migrations.
     pub(super) endpoint: Option<(IpAddr, u16)>,
-    /// Connections of a migration that are carried.
+    /// Connections of a migration that are relayed.
     pub(super) route: Option<Route>,
     /// UID of the migration for which the launcher was prepared over the present connection.
     pub(super) prepared_migration: Option<String>,
@@ -198,7 +198,7 @@ pub(super) struct Observed {
     /// Since when the launcher reports that a domain has not come to this node.
     pub(super) not_moved_since: Option<Duration>,
     /// UID of the migration for which this task began, if it began as the target of one.
-    pub(super) arrival: Option<String>,
+    pub(super) target_of: Option<String>,
     /// A launcher of this node is, or was, to receive the domain.
     pub(super) was_target: bool,
     /// Time of the last write of a migration's progress.
@@ -225,7 +225,7 @@ pub(super) enum Stage {
     /// The launcher was permitted to exit.
     Finishing,
     /// The domain comes to this node.
-    Arriving,
+    Receiving,
     /// The domain has left this node.
     Left,
 }
@@ -235,11 +235,11 @@ impl Observed {
     pub(super) fn new(vmi: Arc<VirtualMachineInstance>, node: &str) -> Self {
         let (facts, role) = (Facts::of(&vmi, node), role::decide(&vmi, node));
         let was_target = role == Role::MigrationTarget;
-        let arrival = facts.migration.as_ref().filter(|_| was_target).map(|migration| migration.uid.clone());
+        let target_of = facts.migration.as_ref().filter(|_| was_target).map(|migration| migration.uid.clone());
         Self {
             facts,
             role,
-            arrival,
+            target_of,
             was_target,
             unsupported_change: conditions::shows_unsupported_change(&vmi),
             node: node.to_owned(),
@@ -319,7 +319,7 @@ impl Observed {
         match self.role {
             Role::Owner | Role::None => {}
             Role::MigrationSource => return Stage::Left,
-            Role::MigrationTarget => return Stage::Arriving,
+            Role::MigrationTarget => return Stage::Receiving,
         }
         match self.domain() {
             Domain::Ended(_) => Stage::Ended,
@@ -332,14 +332,14 @@ impl Observed {
 
     /// Returns true if the domain may be changed: it neither leaves this node nor is it about to.
     pub(super) fn may_change_domain(&self) -> bool {
-        self.role == Role::Owner && self.departing().is_none()
+        self.role == Role::Owner && self.source_migration().is_none()
     }
 
     /// Notes since when another node owns the VMI, and since when a migration to this node cannot end as usual.
     pub(super) fn note_role(&mut self, now: Now) {
-        let arriving = self.arriving();
-        let is_gone = arriving.is_some_and(|migration| !migration.source_pod_active);
-        let report = arriving.and_then(|migration| self.migration_report(&migration.uid));
+        let migration = self.target_migration();
+        let is_gone = migration.is_some_and(|migration| !migration.source_pod_active);
+        let report = migration.and_then(|migration| self.migration_report(&migration.uid));
         let has_not_moved = report.is_some_and(|report| report.step() == MigrationStep::NotMoved);
         self.source_gone_since = is_gone.then(|| self.source_gone_since.unwrap_or(now.since_start));
         self.not_moved_since = has_not_moved.then(|| self.not_moved_since.unwrap_or(now.since_start));
@@ -379,7 +379,7 @@ impl Observed {
     /// another task begins with nothing that was observed here.
     pub(super) fn is_superseded(&self) -> bool {
         let comes = self.facts.migration.as_ref().map(|migration| &migration.uid);
-        self.role == Role::MigrationTarget && comes != self.arrival.as_ref()
+        self.role == Role::MigrationTarget && comes != self.target_of.as_ref()
     }
 }
 

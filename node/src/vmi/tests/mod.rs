@@ -32,7 +32,7 @@ use super::{
     Vmis,
     effects::Executor,
     event::Event,
-    host::{Carrier, ConnectError, Host, NetworkFailure, PodError, Settings},
+    host::{ConnectError, Host, NetworkFailure, PodError, Relay, Settings},
     migration_facts::Route,
     records::{Records, WriteError},
 };
@@ -83,7 +83,7 @@ struct FakeHost {
     name: &'static str,
     /// UID of the launcher's pod.
     pod: &'static str,
-    /// Connections of migrations that were carried.
+    /// Connections of migrations that were relayed.
     routes: Mutex<Vec<Route>>,
 }
 
@@ -158,7 +158,7 @@ impl Host for FakeHost {
         Some(([10, 0, 0, 2].into(), 8188))
     }
 
-    fn carry(&self, vmi: &str, route: Route) -> Carrier {
+    fn relay(&self, vmi: &str, route: Route) -> Relay {
         assert_eq!(vmi, "u1");
         self.routes.lock().unwrap().push(route);
         Box::new(())

@@ -55,28 +55,28 @@ fn attachment_pod(entry: &VolumeStatus) -> Option<&str> {
 
 /// Returns the UID of the pod from which a volume is handed to the launcher.
 fn source_pod<'a>(observed: &'a Observed, entry: &'a VolumeStatus) -> Option<&'a str> {
-    if observed.arriving().is_none() {
+    if observed.target_migration().is_none() {
         return attachment_pod(entry);
     }
     // The launcher that is to receive the domain gets what the domain has.
-    arriving_pod(observed).filter(|uid| is_pod_uid(uid) && is_arriving(&observed.vmi, entry))
+    target_attachment_pod(observed).filter(|uid| is_pod_uid(uid) && is_moved(&observed.vmi, entry))
 }
 
 /// Returns the UID of the pod that attaches hot-plugged volumes for the launcher that is to receive the domain.
-fn arriving_pod(observed: &Observed) -> Option<&str> {
+fn target_attachment_pod(observed: &Observed) -> Option<&str> {
     observed.vmi.status.as_ref()?.migration_state.as_ref()?.target_attachment_pod_uid.as_deref()
 }
 
 /// Returns true if a migration brings the disk of a hot-plugged volume.
-fn is_arriving(vmi: &VirtualMachineInstance, entry: &VolumeStatus) -> bool {
+fn is_moved(vmi: &VirtualMachineInstance, entry: &VolumeStatus) -> bool {
     !entry.target.is_empty() && matches!(content(vmi, entry), Some(Content::Device | Content::Image))
 }
 
 /// Returns true if the launcher has all hot-plugged volumes of the domain that is to come.
-pub(super) fn has_arriving(observed: &Observed) -> bool {
-    let mut arriving = entries(&observed.vmi).filter(|entry| is_arriving(&observed.vmi, entry)).peekable();
+pub(super) fn has_moved_volumes(observed: &Observed) -> bool {
+    let mut moved = entries(&observed.vmi).filter(|entry| is_moved(&observed.vmi, entry)).peekable();
     let mounted = observed.volumes.as_ref().map(|state| &state.volumes.mounted);
-    arriving.peek().is_none() || mounted.is_some_and(|mounted| arriving.all(|entry| mounted.contains(&entry.name)))
+    moved.peek().is_none() || mounted.is_some_and(|mounted| moved.all(|entry| mounted.contains(&entry.name)))
 }
 
 /// Returns the work for the launcher and the time from which it may start; `None` if there is nothing to do.

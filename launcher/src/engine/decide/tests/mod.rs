@@ -3,8 +3,8 @@
 mod dump;
 mod events;
 mod jobs;
-mod migration_in;
-mod migration_out;
+mod migration_source;
+mod migration_target;
 mod post_copy;
 mod requests;
 mod sync;
@@ -160,11 +160,11 @@ fn to_dump(input: JobInput) -> Input {
 }
 
 fn to_out(input: JobInput) -> Input {
-    Input::Job(JobName::MigrationOut, input)
+    Input::Job(JobName::MigrationSource, input)
 }
 
 fn to_in(input: JobInput) -> Input {
-    Input::Job(JobName::MigrationIn, input)
+    Input::Job(JobName::MigrationTarget, input)
 }
 
 fn name(effect: &Effect) -> &'static str {

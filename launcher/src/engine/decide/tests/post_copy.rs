@@ -4,7 +4,7 @@ use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
 
 use super::{Table, read, to_in, to_out, wanted};
 use crate::{
-    engine::model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
+    engine::model::{Action, Input, JobInput, MigrationEnd, MigrationRecord, Request, Stage},
     hypervisor::{DomainFacts, HypervisorError, Progress},
 };
 
@@ -351,7 +351,7 @@ fn arriving(state: &serde_json::Value) -> Table {
 /// A worker that follows this one, and is connected.
 fn restarted(former: &Table) -> Table {
     let report = former.state.base.published.migration.as_ref().unwrap();
-    let mut table = Table::restarted(MigrationRecord::of(report, Direction::In, false));
+    let mut table = Table::restarted(MigrationRecord::of(report, MigrationEnd::Target, false));
     table.take(Input::Timer);
     table.take(Input::Connected(Ok(true)));
     table

@@ -26,7 +26,8 @@ fn only_hello_is_called_before_the_launcher_accepts_the_uid() {
 #[test]
 fn nothing_is_started_twice() {
     let mut observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
-    let steps: [(fn(&mut Observed), &[&str]); 4] = [
+    type Step = fn(&mut Observed);
+    let steps: [(Step, &[&str]); 4] = [
         (|_| {}, &["connect"]),
         (|observed| drop(observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(0))), &["hello"]),
         (|observed| drop(observed.apply_answer(&Hello, 1, Ok(all_features()), at(0))), &["network"]),

@@ -95,8 +95,8 @@ fn target(state: &Value, networked: bool, report: Option<MigrationReport>) -> Ob
     observed
 }
 
-fn carries(observed: &mut Observed, decision: &Decision) {
-    for effect in decision.effects.iter().filter(|effect| matches!(effect, Effect::Carry(_))) {
+fn relays(observed: &mut Observed, decision: &Decision) {
+    for effect in decision.effects.iter().filter(|effect| matches!(effect, Effect::Relay(_))) {
         observed.begin(effect, at(1));
     }
 }
@@ -114,13 +114,13 @@ fn source_follows_the_status_and_its_launcher() {
     let rows: &[(Value, Option<MigrationStep>, &[&str])] = &[
         (state(none()), None, &[]),
         (state(aborted()), None, &["write"]),
-        (ready(none()), None, &["carry", "migrate"]),
+        (ready(none()), None, &["relay", "migrate"]),
         (ready(aborted()), None, &["write"]),
-        (ready(none()), Some(Copying), &["write", "carry"]),
-        (begun(none()), Some(Copying), &["carry"]),
-        (begun(aborted()), Some(Copying), &["carry", "abort"]),
-        (begun(none()), Some(Releasing), &["carry"]),
-        (begun(none()), Some(Moved), &["carry"]),
+        (ready(none()), Some(Copying), &["write", "relay"]),
+        (begun(none()), Some(Copying), &["relay"]),
+        (begun(aborted()), Some(Copying), &["relay", "abort"]),
+        (begun(none()), Some(Releasing), &["relay"]),
+        (begun(none()), Some(Moved), &["relay"]),
         (begun(none()), Some(NotMoved), &["write"]),
         // The launcher has lost the migration, and the domain runs.
         (begun(none()), None, &["write"]),
@@ -133,7 +133,7 @@ fn source_follows_the_status_and_its_launcher() {
     }
     let stranger = MigrationReport { migration: "m0".into(), ..moving(NotMoved) };
     let observed = source(&ready(none()), Some(stranger));
-    assert_eq!(names(&decide(&observed, at(5))), ["carry", "migrate"], "the migration before");
+    assert_eq!(names(&decide(&observed, at(5))), ["relay", "migrate"], "the migration before");
 }
 
 #[test]
@@ -197,10 +197,10 @@ fn addresses_that_no_other_node_can_have_are_never_dialled() {
         // The target names it afterwards.
         let mut begun = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
         let decision = decide(&begun, at(5));
-        carries(&mut begun, &decision);
+        relays(&mut begun, &decision);
         let later = with_migration(&begun.vmi, SOURCE, &self::begun(named));
         begun.apply_object(later, NODE);
-        assert_eq!(decide(&begun, at(5)).effects, [Effect::Carry(None)], "{address}");
+        assert_eq!(decide(&begun, at(5)).effects, [Effect::Relay(None)], "{address}");
     }
 }
 
@@ -210,7 +210,7 @@ fn domain_that_moves_is_left_alone_and_follows_its_spec_afterwards() {
     let mut vmi = (*observed.vmi).clone();
     vmi.metadata.annotations.get_or_insert_default().insert("a".into(), "b".into());
     observed.apply_object(Arc::new(vmi), NODE);
-    assert_eq!(names(&decide(&observed, at(5))), ["carry"]);
+    assert_eq!(names(&decide(&observed, at(5))), ["relay"]);
     assert!(matches!(
         crate::vmi::request::admit(&observed, crate::vmi::Request::Pause),
         Err(crate::vmi::Refusal::Migrating)
@@ -227,11 +227,11 @@ fn deletion_aborts_the_migration_and_shuts_the_guest_down() {
     let mut observed = source(&begun(json!({})), Some(moving(MigrationStep::Copying)));
     deleting(&mut observed);
     let decision = decide(&observed, at(5));
-    assert_eq!(names(&decision), ["carry", "abort", "shutdown", "ShuttingDown"]);
+    assert_eq!(names(&decision), ["relay", "abort", "shutdown", "ShuttingDown"]);
     for step in [MigrationStep::Releasing, MigrationStep::Moved] {
         let mut gone = source(&begun(json!({})), Some(moving(step)));
         deleting(&mut gone);
-        assert_eq!(names(&decide(&gone, at(5))), ["carry"], "the target takes the guest over, and stops it");
+        assert_eq!(names(&decide(&gone, at(5))), ["relay"], "the target takes the guest over, and stops it");
     }
 }
 
@@ -262,8 +262,8 @@ fn progress_is_written_every_two_seconds_and_changes_nothing_else() {
     let report = MigrationReport { total: 100, processed: 10, ..moving(MigrationStep::Copying) };
     let mut observed = source(&begun(json!({})), Some(report.clone()));
     let first = decide(&observed, at(5));
-    carries(&mut observed, &first);
-    let [Effect::WriteProgress(text), Effect::Carry(_)] = first.effects.as_slice() else { panic!("{first:?}") };
+    relays(&mut observed, &first);
+    let [Effect::WriteProgress(text), Effect::Relay(_)] = first.effects.as_slice() else { panic!("{first:?}") };
     let mut expected = json!({"migration": "m1", "total": 100, "processed": 10, "remaining": 0, "rate": 0});
     let written: Value = serde_json::from_str(text).unwrap();
     let minute = at(5).wall.as_second() / 60 * 60;
@@ -298,13 +298,13 @@ fn target_prepares_publishes_and_takes_over() {
     assert_eq!(names(&decide(&target(&state(none()), true, None), at(2))), ["prepare"]);
     let mut restarted = target(&ready(none()), true, Some(moving(Copying)));
     restarted.prepared_migration = None;
-    assert_eq!(names(&decide(&restarted, at(2))), ["carry", "write", "prepare"]);
+    assert_eq!(names(&decide(&restarted, at(2))), ["relay", "write", "prepare"]);
     let open = |observed: &mut Observed| {
         let decision = decide(observed, at(2));
         assert!(written(&decision).is_some() || observed.facts.migration.as_ref().unwrap().endpoint.is_some());
-        let expected = Route::Arrival { migration: "m1".into(), source_node: SOURCE.into(), pod: "pod-2".into() };
-        assert!(decision.effects.contains(&Effect::Carry(Some(expected))), "{decision:?}");
-        carries(observed, &decision);
+        let expected = Route::Target { migration: "m1".into(), source_node: SOURCE.into(), pod: "pod-2".into() };
+        assert!(decision.effects.contains(&Effect::Relay(Some(expected))), "{decision:?}");
+        relays(observed, &decision);
         decide(observed, at(2))
     };
     let shown = state_of(&open(&mut target(&state(none()), true, Some(moving(Prepared)))));
@@ -322,14 +322,14 @@ fn target_prepares_publishes_and_takes_over() {
 
     let mut arrived = target(&begun(json!({"targetMemoryOverhead": "300Mi"})), true, Some(moving(Moved)));
     let decision = decide(&arrived, at(2));
-    let [Effect::Carry(_), Effect::Write(desired)] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    let [Effect::Relay(_), Effect::Write(desired)] = decision.effects.as_slice() else { panic!("{decision:?}") };
     assert_eq!(desired.status.node_name.as_deref(), Some(TARGET));
     assert_eq!(desired.metadata.labels.get("kubevirt.io/nodeName"), Some(&Some(TARGET.to_owned())));
     let shown = desired.status.migration_state.as_ref().unwrap();
     assert!(shown.end_timestamp.is_some() && shown.target_node_domain_ready_timestamp.is_some() && !shown.completed);
     assert_eq!(desired.status.memory.as_ref().unwrap().memory_overhead.as_ref().unwrap().0, "300Mi");
     // The owner brings the domain in line with the spec, then completes the migration.
-    carries(&mut arrived, &decision);
+    relays(&mut arrived, &decision);
     let mut vmi = with_migration(&arrived.vmi, TARGET, &state(none()));
     Arc::make_mut(&mut vmi).status = Some(desired.status.clone());
     arrived.apply_object(vmi, TARGET);
@@ -628,7 +628,7 @@ fn target_decides_if_the_source_does_not() {
         }
         observed.note_role(at(2));
         let decision = decide(&observed, at(2));
-        carries(&mut observed, &decision);
+        relays(&mut observed, &decision);
         let name = format!("{report:?} {source_is_there}");
         observed.note_role(at(61));
         let waiting = decide(&observed, at(61));

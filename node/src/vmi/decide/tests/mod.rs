@@ -113,8 +113,8 @@ fn names(decision: &Decision) -> Vec<&'static str> {
         .map(|effect| match effect {
             Effect::Connect { .. } => "connect",
             Effect::Call(call) => call.row().0,
-            Effect::Carry(Some(_)) => "carry",
-            Effect::Carry(None) => "carry none",
+            Effect::Relay(Some(_)) => "relay",
+            Effect::Relay(None) => "relay none",
             Effect::Write(..) => "write",
             Effect::WriteProgress(_) => "progress",
             Effect::Read => "read",

@@ -16,7 +16,7 @@ pub(super) const CHANNELS: usize = 48;
 
 /// The registered migrations. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Arrivals(Arc<Mutex<State>>);
+pub(super) struct Targets(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -35,7 +35,7 @@ struct Entry {
 
 /// A registration. Dropping it ends its channels.
 pub(super) struct Registered {
-    arrivals: Arrivals,
+    targets: Targets,
     migration: Migration,
     number: u64,
 }
@@ -50,7 +50,7 @@ pub(super) struct Admitted {
     pub(super) _place: OwnedSemaphorePermit,
 }
 
-impl Arrivals {
+impl Targets {
     pub(super) fn register(
         &self,
         migration: Migration,
@@ -65,7 +65,7 @@ impl Arrivals {
         let entry = Entry { number, source_node, launcher, channels, stop: stop.clone(), _end: stop.drop_guard() };
         // A former entry ends its channels when it is dropped.
         state.entries.insert(migration.clone(), entry);
-        Registered { arrivals: self.clone(), migration, number }
+        Registered { targets: self.clone(), migration, number }
     }
 
     /// Finds the launcher for a channel of `migration` that a node opens. `is_node` compares the node of the peer's certificate.
@@ -89,7 +89,7 @@ impl Arrivals {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let mut state = self.arrivals.lock();
+        let mut state = self.targets.lock();
         if state.entries.get(&self.migration).is_some_and(|entry| entry.number == self.number) {
             state.entries.remove(&self.migration);
         }
@@ -97,7 +97,7 @@ impl Drop for Registered {
 }
 
 #[cfg(test)]
-impl Arrivals {
+impl Targets {
     /// Returns the number of registered migrations.
     pub(super) fn count(&self) -> usize {
         self.lock().entries.len()

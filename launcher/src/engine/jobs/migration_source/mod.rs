@@ -27,7 +27,7 @@ use super::{ABORTED, EndRequest, INTERVAL, Steps, WAITING};
 use crate::{
     domain::parse::DomainConfig,
     engine::model::{
-        Action, Base, ChannelMode, Direction, DomainCall, JobInput, JobName, Link, MigrationRecord, RequestError,
+        Action, Base, ChannelMode, DomainCall, JobInput, JobName, Link, MigrationEnd, MigrationRecord, RequestError,
         RequestId, Stage, Work, copied_disks,
     },
     hypervisor::{HypervisorError, MigrateWay, Progress},
@@ -35,7 +35,7 @@ use crate::{
 
 /// A migration to another launcher.
 #[derive(Clone, Debug)]
-pub(crate) struct MigrationOut {
+pub(crate) struct MigrationSource {
     /// The request; after a restart of the worker only its name is known.
     request: Arc<MigrateRequest>,
     /// The user has paused the guest.
@@ -98,8 +98,8 @@ fn obstacle(domain: &DomainConfig) -> Option<&'static str> {
     )
 }
 
-impl MigrationOut {
-    const NAME: JobName = JobName::MigrationOut;
+impl MigrationSource {
+    const NAME: JobName = JobName::MigrationSource;
 
     fn new(request: Arc<MigrateRequest>, step: Step, now: Instant) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl MigrationOut {
             tracing::warn!(migration = request.migration, failure, "the domain cannot move");
             base.published.migration = Some(base.new_report(&request.migration, MigrationStep::NotMoved));
             base.publish_failure(failure.to_owned(), false);
-            base.publish_step(MigrationStep::NotMoved, Direction::Out, false, ChannelMode::Closed);
+            base.publish_step(MigrationStep::NotMoved, MigrationEnd::Source, false, ChannelMode::Closed);
             base.answer(id, Ok(false));
             return Ok(None);
         }
@@ -153,8 +153,8 @@ impl MigrationOut {
         let was_paused = lifecycle == Lifecycle::Paused && base.published.reason == "user";
         tracing::info!(migration = request.migration, disks = ?copied, "moving the domain to another launcher");
         let report = base.new_report(&request.migration, MigrationStep::Copying);
-        let record = Box::new(MigrationRecord::of(&report, Direction::Out, was_paused));
-        base.work_for(Self::NAME, Work::OpenMigration(record, ChannelMode::Outgoing));
+        let record = Box::new(MigrationRecord::of(&report, MigrationEnd::Source, was_paused));
+        base.work_for(Self::NAME, Work::OpenMigration(record, ChannelMode::Source));
         let new = Self::new(request, Step::Opening { requests: vec![id] }, base.now);
         Ok(Some(Self { copied, was_paused, ..new }))
     }
@@ -343,7 +343,7 @@ impl MigrationOut {
     }
 }
 
-impl Steps for MigrationOut {
+impl Steps for MigrationSource {
     fn take(mut self, base: &mut Base, input: JobInput) -> Option<Self> {
         match (&mut self.step, input) {
             (_, JobInput::Timer) => Some(self.advance(base)),

@@ -78,7 +78,7 @@ impl Waiting {
                 return Ok((stream, permit));
             }
             if timeout_at(limit, self.arrived.notified()).await.is_err() {
-                return Err(Error::new(ErrorKind::TimedOut, "virt-handler does not carry the channel"));
+                return Err(Error::new(ErrorKind::TimedOut, "virt-handler does not relay the channel"));
             }
         }
     }
@@ -98,14 +98,14 @@ impl Listeners {
         SOCKETS.into_iter().map(bind).collect::<Result<_>>().map(Self)
     }
 
-    /// Listens until the outgoing channels are closed.
+    /// Listens until the channels of the source are closed.
     pub(super) fn listen(self, channels: &Channels) {
         for (channel, listener) in self.0 {
             let channels = channels.clone();
             let listen = async move {
                 tokio::select! {
                     () = accept(&channels, channel, listener) => {}
-                    () = channels.closed(ChannelMode::Outgoing) => {}
+                    () = channels.closed(ChannelMode::Source) => {}
                 }
             };
             tokio::spawn(listen.in_current_span());
@@ -126,13 +126,13 @@ async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
         };
         // One after the other: connections keep their order, and no more of them wait than the socket queues.
         match channels.inner.waiting.take(channel).await {
-            Ok((carrier, permit)) => {
+            Ok((handler, permit)) => {
                 let channels = channels.clone();
-                let carry = async move {
-                    channels.carry(ChannelMode::Outgoing, channel, stream, carrier).await;
+                let relay = async move {
+                    channels.relay(ChannelMode::Source, channel, stream, handler).await;
                     drop(permit);
                 };
-                tokio::spawn(carry.in_current_span());
+                tokio::spawn(relay.in_current_span());
             }
             Err(error) => tracing::warn!(channel = channel.name(), %error, "cannot open a channel of the migration"),
         }

@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     ChannelMode, Channels, Engine,
-    outgoing::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
+    source::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
 };
 
 /// Longest wait for the daemon, which may be restarting.
@@ -25,16 +25,16 @@ const SOCKET_RETRY: Duration = Duration::from_millis(50);
 /// Time limit of the byte of a release.
 const RELEASE_BYTE: Duration = Duration::from_secs(10);
 
-/// Connects the control channel to libvirt's daemon and carries it.
-pub(super) async fn connect(channels: &Channels, mut carrier: UnixStream) -> Result<()> {
+/// Connects the control channel to libvirt's daemon and relays it.
+pub(super) async fn connect(channels: &Channels, mut handler: UnixStream) -> Result<()> {
     // The name that the daemon has in each launcher pod.
     let path = channels.inner.paths.libvirt_socket();
     let socket = tokio::select! {
         socket = when_it_listens(&path) => socket?,
-        () = channels.closed(ChannelMode::Incoming) => return Ok(()),
+        () = channels.closed(ChannelMode::Target) => return Ok(()),
     };
-    carrier.write_u8(CONNECTED).await?;
-    channels.carry(ChannelMode::Incoming, Channel::Control, carrier, socket).await;
+    handler.write_u8(CONNECTED).await?;
+    channels.relay(ChannelMode::Target, Channel::Control, handler, socket).await;
     Ok(())
 }
 
@@ -57,17 +57,17 @@ async fn when_it_listens(path: &Path) -> Result<UnixStream> {
 }
 
 /// Takes the release of the other launcher and answers it once the guest runs here.
-pub(super) async fn release(mut carrier: UnixStream, engine: &impl Engine) -> Result<()> {
-    carrier.write_u8(CONNECTED).await?;
-    let paused = match timeout(RELEASE_BYTE, carrier.read_u8()).await?? {
+pub(super) async fn release(mut handler: UnixStream, engine: &impl Engine) -> Result<()> {
+    handler.write_u8(CONNECTED).await?;
+    let paused = match timeout(RELEASE_BYTE, handler.read_u8()).await?? {
         RUN => false,
         STAY_PAUSED => true,
         _ => return Err(Error::new(ErrorKind::InvalidData, "the release is unknown")),
     };
     let has_domain = engine.release(paused).await?;
-    carrier.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await?;
+    handler.write_u8(if has_domain { RELEASED } else { NO_DOMAIN }).await?;
     // The connection ends without it if the guest is not frozen.
-    if has_domain && let Ok(Ok(seconds)) = timeout(RELEASE_BYTE, carrier.read_u32()).await {
+    if has_domain && let Ok(Ok(seconds)) = timeout(RELEASE_BYTE, handler.read_u32()).await {
         engine.thaw_after(seconds);
     }
     Ok(())

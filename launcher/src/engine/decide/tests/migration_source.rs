@@ -7,7 +7,7 @@ use crate::{
     domain::parse::{DomainConfig, MemoryDevice},
     engine::{
         jobs::Job,
-        model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
+        model::{Action, Input, JobInput, MigrationEnd, MigrationRecord, Request, Stage},
     },
     hypervisor::{HypervisorError, Progress},
 };
@@ -120,7 +120,7 @@ fn a_calm_guest_is_stopped_for_a_short_time_and_any_other_as_long_as_permitted()
             table.after(1);
             table.take(progress(iteration));
             let found = match &table.state.job {
-                Some(Job::MigrationOut(out)) => out.downtime,
+                Some(Job::MigrationSource(out)) => out.downtime,
                 _ => 0,
             };
             assert_eq!(found, expected, "{longest} {iteration}");
@@ -365,7 +365,7 @@ fn the_guest_can_be_ended_at_any_step() {
 fn a_restarted_worker_goes_on() {
     let record = |step: MigrationStep| MigrationRecord {
         migration: "a".into(),
-        direction: Direction::Out,
+        direction: MigrationEnd::Source,
         step: step.into(),
         paused: false,
         failure: String::new(),

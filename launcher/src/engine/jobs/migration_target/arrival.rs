@@ -5,12 +5,12 @@ use std::time::Duration;
 use protocol::{Lifecycle, MigrationMode, MigrationStep};
 use tokio::time::Instant;
 
-use super::{MigrationIn, Step};
+use super::{MigrationTarget, Step};
 use crate::{
     engine::{
         jobs::{ABORTED, INTERVAL, Steps},
         model::{
-            Base, ChannelMode, Direction, DomainCall, Effect, MigrationRecord, RequestError, RequestId, Stage,
+            Base, ChannelMode, DomainCall, Effect, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage,
             disconnected, is_apart,
         },
     },
@@ -58,7 +58,7 @@ pub(super) struct Release {
     pub(super) calling: bool,
 }
 
-impl MigrationIn {
+impl MigrationTarget {
     /// Learns that the domain exists here.
     pub(super) fn on_seen(mut self, base: &mut Base, id: Option<u32>) -> Self {
         note_post_copy(base);
@@ -157,7 +157,7 @@ impl MigrationIn {
     pub(super) fn fail_arrival(self, base: &mut Base, failure: &str) -> Option<Self> {
         tracing::warn!(failure, "the domain has not moved here");
         base.publish_failure(failure.to_owned(), matches!(&self.step, Step::Waiting(arrival) if arrival.aborted));
-        base.publish_step(MigrationStep::NotMoved, Direction::In, false, ChannelMode::Settled);
+        base.publish_step(MigrationStep::NotMoved, MigrationEnd::Target, false, ChannelMode::Settled);
         base.answer_all(self.step.releases(), &Ok(false));
         base.answer_all(self.requests, &Err(RequestError::Ending));
         base.end_as(Lifecycle::NoDomain, "");
@@ -186,9 +186,9 @@ impl MigrationIn {
     fn release(self, base: &mut Base) -> Option<Self> {
         let Step::Waiting(Arrival { seen, paused, asked: releases, .. }) = self.step else { return Some(self) };
         if let Some(report) = &base.published.migration {
-            let record = MigrationRecord::of(report, Direction::In, paused);
+            let record = MigrationRecord::of(report, MigrationEnd::Target, paused);
             let record = MigrationRecord { step: MigrationStep::Releasing.into(), ..record };
-            base.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Incoming));
+            base.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Target));
         }
         let release = Release { seen, paused, releases, next: base.now, calling: false };
         Self { step: Step::Releasing(release), ..self }.run(base)
@@ -228,7 +228,7 @@ impl MigrationIn {
         tracing::info!(paused, "the domain has moved here");
         base.adopting = false;
         base.published.items.clear();
-        base.publish_step(MigrationStep::Moved, Direction::In, paused, ChannelMode::Settled);
+        base.publish_step(MigrationStep::Moved, MigrationEnd::Target, paused, ChannelMode::Settled);
         base.clock_is_late = !paused;
         base.set_late_clock();
         base.answer_all(self.requests, &Ok(false));
@@ -263,6 +263,6 @@ impl MigrationIn {
 fn note_post_copy(base: &mut Base) {
     if is_apart(&base.published.reason) && base.migration_mode() != MigrationMode::PostCopy {
         base.publish_mode(MigrationMode::PostCopy);
-        base.publish_step(MigrationStep::Copying, Direction::In, false, ChannelMode::Incoming);
+        base.publish_step(MigrationStep::Copying, MigrationEnd::Target, false, ChannelMode::Target);
     }
 }

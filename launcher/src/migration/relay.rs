@@ -14,8 +14,8 @@ use tokio::{
 /// Most bytes that move at a time. The pipe holds 16 pieces of a socket, each of at most 32 KiB.
 const STEP: usize = 512 << 10;
 
-/// Carries both directions until both have ended; an end is passed on. Returns the bytes of each.
-pub(super) async fn carry(mut one: UnixStream, mut other: UnixStream) -> Result<(u64, u64)> {
+/// Relays both directions until both have ended; an end is passed on. Returns the bytes of each.
+pub(super) async fn relay(mut one: UnixStream, mut other: UnixStream) -> Result<(u64, u64)> {
     let (from_one, to_one) = one.split();
     let (from_other, to_other) = other.split();
     tokio::try_join!(forward(from_one, to_other), forward(from_other, to_one))

@@ -1,4 +1,4 @@
-//! Carries the channels of a launcher of this node to the node of the target.
+//! Relays the channels of a launcher of this node to the node of the target.
 //!
 //! One connection to the launcher waits for its next channel. Each channel becomes a connection to the other node.
 
@@ -17,9 +17,9 @@ use tokio::{
 
 use super::{
     Channels, LauncherSocket, Migration, Target,
-    arrivals::CHANNELS,
-    carry::{End, carry, dial, prepare},
     frame::Header,
+    relay::{End, dial, prepare, relay},
+    target::CHANNELS,
 };
 
 /// Longest time to connect to the other node, with the TLS handshake.
@@ -42,18 +42,18 @@ pub(super) fn start(
     stop: CancellationToken,
 ) {
     tokio::spawn(async move {
-        let departure = Departure { channels, migration, target };
+        let source_end = SourceEnd { channels, migration, target };
         let ended = tokio::select! {
-            ended = panics::catch(departure.run(&*launcher)) => ended,
+            ended = panics::catch(source_end.run(&*launcher)) => ended,
             () = stop.cancelled() => Ok(()),
         };
         if let Err(panic) = ended {
-            tracing::error!(%panic, vmi = departure.migration.vmi, "channels of a migration ended by a panic");
+            tracing::error!(%panic, vmi = source_end.migration.vmi, "channels of a migration ended by a panic");
         }
     });
 }
 
-struct Departure {
+struct SourceEnd {
     channels: Channels,
     migration: Migration,
     target: Target,
@@ -67,42 +67,42 @@ struct Opened {
     places: [OwnedSemaphorePermit; 2],
 }
 
-/// Result of a channel that was carried.
+/// Result of a channel that was relayed.
 enum Ended {
     Usually,
     /// The other node does not answer any more.
     PeerLost,
 }
 
-impl Departure {
+impl SourceEnd {
     async fn run(&self, launcher: &dyn LauncherSocket) {
-        let places = [Arc::new(Semaphore::new(CHANNELS)), self.channels.0.departing.clone()];
+        let places = [Arc::new(Semaphore::new(CHANNELS)), self.channels.0.source_places.clone()];
         let mut waiting = Waiting { launcher, places, due: Instant::now(), vmi: &self.migration.vmi };
-        let mut carried = JoinSet::new();
+        let mut relayed = JoinSet::new();
         loop {
             let opened = {
                 let mut next = std::pin::pin!(waiting.next());
                 loop {
                     tokio::select! {
                         opened = &mut next => break opened,
-                        Some(ended) = carried.join_next() => self.ended(ended, &mut carried),
+                        Some(ended) = relayed.join_next() => self.ended(ended, &mut relayed),
                     }
                 }
             };
             let (channels, target) = (self.channels.clone(), self.target.clone());
             let header = Header { migration: self.migration.clone(), channel: opened.channel };
-            carried.spawn(channel(channels, target, header, opened));
+            relayed.spawn(channel(channels, target, header, opened));
         }
     }
 
-    fn ended(&self, ended: Result<Ended, tokio::task::JoinError>, carried: &mut JoinSet<Ended>) {
+    fn ended(&self, ended: Result<Ended, tokio::task::JoinError>, relayed: &mut JoinSet<Ended>) {
         let (vmi, node) = (&self.migration.vmi, &self.target.node);
         match ended {
             Ok(Ended::Usually) => {}
             Ok(Ended::PeerLost) => {
                 tracing::warn!(vmi, node, "the node of the target does not answer, all channels of the migration end");
                 // Those with bulk data would wait for minutes.
-                carried.abort_all();
+                relayed.abort_all();
             }
             Err(error) if error.is_cancelled() => {}
             Err(error) => tracing::error!(vmi, node, %error, "a channel of a migration ended by a panic"),
@@ -160,7 +160,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Carries one channel to the other node.
+/// Relays one channel to the other node.
 async fn channel(channels: Channels, target: Target, header: Header, opened: Opened) -> Ended {
     let Opened { stream: launcher, channel, places: _places } = opened;
     let (vmi, node) = (header.migration.vmi.clone(), target.node.clone());
@@ -172,7 +172,7 @@ async fn channel(channels: Channels, target: Target, header: Header, opened: Ope
             return Ended::Usually;
         }
     };
-    match carry(other_node, launcher, End::Source, channel, &open).await {
+    match relay(other_node, launcher, End::Source, channel, &open).await {
         Ok(()) => Ended::Usually,
         Err(error) => {
             tracing::info!(vmi, node, channel = channel.name(), %error, "channel of a migration ended");

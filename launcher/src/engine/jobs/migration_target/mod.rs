@@ -23,14 +23,14 @@ use super::{DAEMON_DEADLINE, EndRequest, INTERVAL, Steps};
 use crate::{
     domain::Domain,
     engine::model::{
-        Action, Base, ChannelMode, Direction, JobInput, JobName, MigrationRecord, RequestError, RequestId, Stage,
+        Action, Base, ChannelMode, JobInput, JobName, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage,
         Wanted, Work, disconnected,
     },
 };
 
 /// A migration to this launcher.
 #[derive(Clone, Debug)]
-pub(crate) struct MigrationIn {
+pub(crate) struct MigrationTarget {
     /// Name of the migration.
     migration: String,
     /// The VMI; `None` after a restart of the worker, until virt-handler repeats its request.
@@ -61,8 +61,8 @@ enum Step {
     Releasing(Release),
 }
 
-impl MigrationIn {
-    const NAME: JobName = JobName::MigrationIn;
+impl MigrationTarget {
+    const NAME: JobName = JobName::MigrationTarget;
 
     /// Begins to prepare for the domain of another launcher.
     pub(crate) fn begin(
@@ -176,8 +176,8 @@ impl MigrationIn {
     /// Opens the channels of a launcher whose services run.
     fn open(self, base: &mut Base) -> Self {
         let report = base.new_report(&self.migration, MigrationStep::Prepared);
-        let record = Box::new(MigrationRecord::of(&report, Direction::In, false));
-        base.work_for(Self::NAME, Work::OpenMigration(record, ChannelMode::Incoming));
+        let record = Box::new(MigrationRecord::of(&report, MigrationEnd::Target, false));
+        base.work_for(Self::NAME, Work::OpenMigration(record, ChannelMode::Target));
         Self { step: Step::Opening, ..self }
     }
 
@@ -215,7 +215,7 @@ impl Step {
     }
 }
 
-impl Steps for MigrationIn {
+impl Steps for MigrationTarget {
     fn take(mut self, base: &mut Base, input: JobInput) -> Option<Self> {
         match (&mut self.step, input) {
             (_, JobInput::Timer | JobInput::Connected) => self.advance(base),

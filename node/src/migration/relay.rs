@@ -34,7 +34,7 @@ const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(5), Duration:
 /// Longest time for sent bytes to be acknowledged.
 const ACKNOWLEDGED: Duration = Duration::from_secs(15);
 
-/// End of a migration at which a channel is carried.
+/// End of a migration at which a channel is relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The launcher of this node is the source.
@@ -44,7 +44,7 @@ pub(super) enum End {
 }
 
 /// Copies the bytes of a channel both ways until both sides have ended.
-pub(super) async fn carry(
+pub(super) async fn relay(
     other_node: TlsStream,
     launcher: UnixStream,
     end: End,

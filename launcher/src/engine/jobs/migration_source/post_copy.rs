@@ -16,7 +16,7 @@ use std::time::Duration;
 use protocol::{Lifecycle, MigrationMode};
 use tokio::time::Instant;
 
-use super::{INTERVAL, MigrationOut, Step};
+use super::{INTERVAL, MigrationSource, Step};
 use crate::{
     engine::model::{Base, DomainCall, is_apart},
     hypervisor::{HypervisorError, MigrateWay},
@@ -46,7 +46,7 @@ pub(super) enum PostCopy {
     },
 }
 
-impl MigrationOut {
+impl MigrationSource {
     /// Aborts the first job, which a second one follows.
     pub(super) fn prefer_post_copy(&mut self, base: &mut Base) {
         tracing::warn!("the migration takes too long, switching to post-copy");

@@ -4,7 +4,7 @@ use serde_json::json;
 use super::{Table, read, to_in, wanted};
 use crate::{
     domain::Domain,
-    engine::model::{Action, Direction, Input, JobInput, MigrationRecord, Request, Stage},
+    engine::model::{Action, Input, JobInput, MigrationEnd, MigrationRecord, Request, Stage},
     hypervisor::HypervisorError,
 };
 
@@ -198,7 +198,7 @@ fn a_restarted_worker_keeps_what_has_arrived() {
     let restarted = |step: MigrationStep| {
         let record = MigrationRecord {
             migration: "a".into(),
-            direction: Direction::In,
+            direction: MigrationEnd::Target,
             step: step.into(),
             paused: false,
             failure: String::new(),

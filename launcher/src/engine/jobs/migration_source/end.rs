@@ -5,11 +5,11 @@ use std::time::Duration;
 use protocol::{Lifecycle, MigrationStep};
 use tokio::time::Instant;
 
-use super::{MigrationOut, Step, post_copy::PostCopy};
+use super::{MigrationSource, Step, post_copy::PostCopy};
 use crate::{
     engine::{
         jobs::INTERVAL,
-        model::{Base, ChannelMode, Direction, Effect},
+        model::{Base, ChannelMode, Effect, MigrationEnd},
     },
     hypervisor::HypervisorError,
 };
@@ -19,7 +19,7 @@ const UNCERTAIN: Duration = Duration::from_secs(30);
 /// The reason of a domain that has ended by a migration.
 const MIGRATED: &str = "migrated";
 
-impl MigrationOut {
+impl MigrationSource {
     /// Decides on the end of a domain whose guest may have moved.
     pub(super) fn on_gone(mut self, base: &mut Base, reason: &'static str) -> Self {
         match self.step {
@@ -81,7 +81,7 @@ impl MigrationOut {
         tracing::info!(reason, "the domain has ended here, releasing it at the target");
         base.published.set_lifecycle(Lifecycle::Paused);
         base.published.reason = "migration".into();
-        base.publish_step(MigrationStep::Releasing, Direction::Out, self.was_paused, ChannelMode::Outgoing);
+        base.publish_step(MigrationStep::Releasing, MigrationEnd::Source, self.was_paused, ChannelMode::Source);
         self.advance_now(base)
     }
 
@@ -152,6 +152,6 @@ impl MigrationOut {
     }
 
     fn publish_end(&self, base: &mut Base, step: MigrationStep) {
-        base.publish_step(step, Direction::Out, self.was_paused, ChannelMode::Closed);
+        base.publish_step(step, MigrationEnd::Source, self.was_paused, ChannelMode::Closed);
     }
 }

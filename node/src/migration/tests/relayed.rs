@@ -1,8 +1,8 @@
-//! Channels that are carried.
+//! Channels that are relayed.
 
 use super::*;
 
-/// Carries `sent` and `returned` over one channel and half-closes each direction.
+/// Relays `sent` and `returned` over one channel and half-closes each direction.
 async fn exchange(source: &mut UnixStream, target: &mut UnixStream, sent: &[u8], returned: &[u8]) {
     let (mut source_read, mut source_write) = source.split();
     let (mut target_read, mut target_write) = target.split();
@@ -24,13 +24,13 @@ async fn exchange(source: &mut UnixStream, target: &mut UnixStream, sent: &[u8],
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn channels_carry_megabytes_both_ways_unchanged() {
+async fn channels_relay_megabytes_both_ways_unchanged() {
     let authority = Authority::new();
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut leaves, leaves_socket) = Launcher::new();
     let (mut arrives, arrives_socket) = Launcher::new();
-    let arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut pairs = Vec::new();
     // Several connections of one channel at a time, as multifd opens them.
     for channel in
@@ -46,7 +46,7 @@ async fn channels_carry_megabytes_both_ways_unchanged() {
         async move { exchange(&mut near, &mut far, &data(length, seed), &data(length / 3, seed + 100)).await }
     });
     futures::future::join_all(exchanges).await;
-    drop((arrival, departure));
+    drop((target_end, source_end));
     source.nothing_left().await;
     target.nothing_left().await;
 }
@@ -57,8 +57,8 @@ async fn single_bytes_pass_at_once() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut leaves, leaves_socket) = Launcher::new();
     let (mut arrives, arrives_socket) = Launcher::new();
-    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut near = leaves.open(Channel::Release).await;
     let mut far = arrives.connect(Channel::Release).await;
     near.write_all(b"r").await.unwrap();
@@ -73,8 +73,8 @@ async fn a_reader_that_pauses_stops_the_writer() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut leaves, leaves_socket) = Launcher::new();
     let (mut arrives, arrives_socket) = Launcher::new();
-    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let mut near = leaves.open(Channel::Memory).await;
     let mut far = arrives.connect(Channel::Memory).await;
     let sent = data(64 << 20, 7);
@@ -99,18 +99,18 @@ async fn channels_end_with_the_guards_of_both_ends() {
     for ends_at_source in [true, false] {
         let (mut leaves, leaves_socket) = Launcher::new();
         let (mut arrives, arrives_socket) = Launcher::new();
-        let mut arrival = Some(target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket));
-        let mut departure = Some(source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket));
+        let mut target_end = Some(target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket));
+        let mut source_end = Some(source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket));
         let mut near = leaves.open(Channel::Control).await;
         let mut far = arrives.connect(Channel::Control).await;
         if ends_at_source {
-            drop(departure.take())
+            drop(source_end.take())
         } else {
-            drop(arrival.take())
+            drop(target_end.take())
         }
         closed(&mut near).await;
         closed(&mut far).await;
-        drop((arrival, departure));
+        drop((target_end, source_end));
         source.nothing_left().await;
         target.nothing_left().await;
     }
@@ -123,13 +123,13 @@ async fn a_later_registration_replaces_the_earlier_one() {
     let (_first, first_socket) = Launcher::new();
     let (mut second, second_socket) = Launcher::new();
     let (mut leaves, leaves_socket) = Launcher::new();
-    let first_arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), first_socket);
-    let second_arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), second_socket);
-    drop(first_arrival);
-    let departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let first_target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), first_socket);
+    let second_target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), second_socket);
+    drop(first_target_end);
+    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     let _near = leaves.open(Channel::Control).await;
     let _far = second.connect(Channel::Control).await;
-    drop((second_arrival, departure));
+    drop((second_target_end, source_end));
     target.nothing_left().await;
 }
 
@@ -139,8 +139,8 @@ async fn a_launcher_that_restarts_is_dialled_again() {
     let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
     let (mut leaves, leaves_socket) = Launcher::new();
     let (mut arrives, arrives_socket) = Launcher::new();
-    let _arrival = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _departure = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
     for _ in 0..5 {
         let (stream, byte) = leaves.accept().await;
         assert_eq!(byte, AWAIT);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use protocol::MigrationMode;
 use tokio::time::Instant;
 
-use super::{MigrationOut, post_copy::PostCopy};
+use super::{MigrationSource, post_copy::PostCopy};
 use crate::hypervisor::Progress;
 
 /// QEMU's longest downtime if the request has none, in milliseconds.
@@ -30,7 +30,7 @@ pub(super) enum Limit {
     TooLong(u64),
 }
 
-impl MigrationOut {
+impl MigrationSource {
     /// Returns what the time limits demand, with the time since the begin.
     pub(super) fn limit(&self, memory: u64, mode: MigrationMode, now: Instant) -> Option<Limit> {
         let request = &self.request;
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn limits_count_in_decimal_gigabytes_and_pause_or_abort() {
         let now = Instant::now();
-        let out = |request| MigrationOut::new(Arc::new(request), Step::Copying, now);
+        let out = |request| MigrationSource::new(Arc::new(request), Step::Copying, now);
         let request =
             MigrateRequest { completion_timeout_per_gb: 150, progress_timeout: 100, ..MigrateRequest::default() };
         let gentle = MigrateRequest { allow_workload_disruption: true, ..request.clone() };
