@@ -42,7 +42,6 @@ pub(crate) enum FileError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// The limit.
         limit: u64,
     },
     /// The directory holds too many entries.

@@ -143,7 +143,6 @@ impl Service {
         Ok(Response::new(Done {}))
     }
 
-    /// Starts a job.
     async fn start(&self, job: Job) -> Result<Response<Done>, Status> {
         let request = match job {
             Job::Shutdown(ShutdownRequest { grace_period_seconds: grace }) => {

@@ -26,7 +26,6 @@ pub(crate) enum Step {
     Update(Item, &'static str),
     /// Attach, detach or change a hot-plugged disk or an interface.
     Device {
-        /// The change.
         change: DeviceChange,
         /// The device.
         item: Item,
@@ -37,7 +36,6 @@ pub(crate) enum Step {
     Vcpus(u32),
     /// Attach the memory device, or request another size of the guest.
     Memory {
-        /// The change.
         change: DeviceChange,
         /// Memory in bytes that the guest is to have.
         size: u64,
@@ -58,7 +56,6 @@ pub(crate) enum Step {
 /// A live change of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceChange {
-    /// Attach it.
     Attach,
     /// Request the guest to release it.
     Detach,
@@ -69,7 +66,6 @@ pub(crate) enum DeviceChange {
 /// A part of the domain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Item {
-    /// Kind.
     pub(crate) kind: ItemKind,
     /// Name in the VMI's spec; empty for CPU and memory.
     pub(crate) name: String,

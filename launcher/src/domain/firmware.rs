@@ -9,7 +9,6 @@ use super::{DomainError, Environment, xml::Element, yes_no};
 /// UEFI firmware: code and the template of its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Uefi {
-    /// Code.
     pub(crate) code: PathBuf,
     /// Template of the variables.
     pub(crate) vars: PathBuf,

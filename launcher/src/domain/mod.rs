@@ -63,7 +63,6 @@ pub(crate) enum DomainError {
     Unsupported {
         /// Path of the field.
         field: &'static str,
-        /// Its value.
         value: String,
     },
     /// A shared disk with another cache mode than `none`.
@@ -149,7 +148,6 @@ pub(crate) struct Environment<'a> {
 pub(crate) struct Domain {
     /// Name: namespace and name joined by `_`.
     pub(crate) name: String,
-    /// XML.
     pub(crate) xml: String,
     /// Target device of each disk.
     pub(crate) disks: Vec<protocol::DiskTarget>,

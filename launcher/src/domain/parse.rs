@@ -23,7 +23,6 @@ pub(crate) struct DomainConfig {
     pub(crate) machine_type: String,
     /// Runs without hardware virtualization.
     pub(crate) software_emulation: bool,
-    /// ACPI is on.
     pub(crate) acpi: bool,
     /// The guest agent's channel is connected.
     pub(crate) guest_agent_connected: bool,
@@ -37,7 +36,6 @@ pub(crate) struct DomainConfig {
     pub(crate) memory: Option<u64>,
     /// Memory in bytes to which the domain can grow.
     pub(crate) most_memory: Option<u64>,
-    /// The memory device.
     pub(crate) memory_device: Option<MemoryDevice>,
     /// Disks and drives.
     pub(crate) disks: Vec<DiskConfig>,
@@ -69,7 +67,6 @@ pub(crate) struct DiskConfig {
     pub(crate) name: String,
     /// `disk`, `cdrom` or `lun`.
     pub(crate) device: String,
-    /// Bus.
     pub(crate) bus: String,
     /// Device name: vda, sda, ...
     pub(crate) target: String,
@@ -83,7 +80,6 @@ pub(crate) struct DiskConfig {
     pub(crate) shareable: bool,
     /// Serial number.
     pub(crate) serial: Option<String>,
-    /// Boot order.
     pub(crate) boot_order: Option<u32>,
     /// Its element.
     pub(crate) xml: String,
@@ -96,13 +92,9 @@ pub(crate) struct InterfaceConfig {
     pub(crate) name: String,
     /// MAC address; `None` if libvirt chooses it.
     pub(crate) mac: Option<String>,
-    /// Model.
     pub(crate) model: String,
-    /// Queues.
     pub(crate) queues: u32,
-    /// The link is up.
     pub(crate) link_up: bool,
-    /// Boot order.
     pub(crate) boot_order: Option<u32>,
     /// Its element.
     pub(crate) xml: String,

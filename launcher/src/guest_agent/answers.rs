@@ -26,19 +26,15 @@ pub(crate) enum Query {
     Agent,
     /// The operating system.
     System,
-    /// The host name.
     HostName,
-    /// The time zone.
     TimeZone,
     /// The network interfaces.
     Interfaces,
     /// Users that are logged in.
     Users,
-    /// The file systems.
     FileSystems,
     /// The load; since QEMU 10.0, and not on Windows.
     Load,
-    /// The processors.
     Processors,
     /// Freeze status of the file systems.
     Freeze,
@@ -51,7 +47,6 @@ pub(crate) enum Answer {
     Agent(GuestAgent),
     /// The operating system; host name and time zone are empty.
     System(GuestInfo),
-    /// The host name.
     HostName(String),
     /// The time zone and its offset in seconds, `CET, 3600`.
     TimeZone(String),
@@ -59,9 +54,7 @@ pub(crate) enum Answer {
     Interfaces(Vec<GuestInterface>),
     /// Users that are logged in.
     Users(Vec<GuestUser>),
-    /// The file systems.
     FileSystems(Vec<GuestFileSystem>),
-    /// The load.
     Load(GuestLoad),
     /// Number of processors that the guest uses.
     Processors(u32),

@@ -47,7 +47,6 @@ enum CredentialError {
     /// A user's SSH keys cannot be written.
     #[error("Error encountered writing ssh pub key access credentials for user [{user}]: {source}")]
     Keys {
-        /// The user.
         user: String,
         /// Cause.
         source: GuestAgentError,
@@ -55,7 +54,6 @@ enum CredentialError {
     /// A user's password cannot be set.
     #[error("Error encountered setting password for user [{user}]: {source}")]
     Password {
-        /// The user.
         user: String,
         /// Cause.
         source: GuestAgentError,

@@ -45,7 +45,6 @@ pub(crate) enum DhcpError {
     /// The socket cannot be set up.
     #[error("cannot serve DHCP on {bridge}: {source}")]
     Socket {
-        /// The bridge.
         bridge: String,
         /// Cause.
         source: std::io::Error,
@@ -79,7 +78,6 @@ pub(crate) struct Lease {
     pub(crate) ntp: Vec<Ipv4Addr>,
     /// Server to boot from.
     pub(crate) tftp_server: Option<String>,
-    /// File to boot from.
     pub(crate) boot_file: Option<String>,
     /// Options of the site, 224 to 254.
     pub(crate) private: Vec<(u8, String)>,

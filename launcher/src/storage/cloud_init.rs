@@ -64,7 +64,6 @@ pub(crate) struct TaggedInterface {
     pub(crate) address: String,
     /// Its MAC address.
     pub(crate) mac: String,
-    /// Its tag.
     pub(crate) tag: String,
 }
 

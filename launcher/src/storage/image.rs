@@ -74,7 +74,6 @@ pub(crate) enum ImageError {
 /// Facts of an image's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ImageInfo {
-    /// Format.
     pub(crate) format: ImageFormat,
     /// Size of the disk that the guest sees.
     pub(crate) virtual_size: u64,

@@ -43,7 +43,6 @@ pub(crate) enum DiskError {
     /// A file of an image or a mounted volume cannot be opened.
     #[error("volume {volume}: {source}")]
     File {
-        /// The volume.
         volume: String,
         /// Cause.
         source: FileError,
@@ -54,7 +53,6 @@ pub(crate) enum DiskError {
          example /disk/disk.img), or the volume must name its path"
     )]
     ContainerDisk {
-        /// The volume.
         volume: String,
         /// Reference of the image.
         image: String,
@@ -64,7 +62,6 @@ pub(crate) enum DiskError {
     /// An image cannot be used.
     #[error("volume {volume}: {source}")]
     Image {
-        /// The volume.
         volume: String,
         /// Cause.
         source: image::ImageError,
@@ -94,7 +91,6 @@ pub(crate) enum DiskError {
         "volume {volume}: the claim to which it moves holds a disk of {size} B, its present one has at least {least} B"
     )]
     Destination {
-        /// The volume.
         volume: String,
         /// Size of the disk in the new claim.
         size: u64,
@@ -107,7 +103,6 @@ pub(crate) enum DiskError {
     /// The volume's content is invalid.
     #[error("volume {volume}: {message}")]
     Content {
-        /// The volume.
         volume: String,
         /// Cause.
         message: String,
@@ -115,7 +110,6 @@ pub(crate) enum DiskError {
     /// The block sizes of a volume cannot be read.
     #[error("volume {volume}: cannot read its block sizes: {source}")]
     BlockSizes {
-        /// The volume.
         volume: String,
         /// Cause.
         source: std::io::Error,
@@ -123,7 +117,6 @@ pub(crate) enum DiskError {
     /// An ISO image cannot be created.
     #[error("volume {volume}: {source}")]
     Iso {
-        /// The volume.
         volume: String,
         /// Cause.
         source: iso::IsoError,
@@ -163,15 +156,7 @@ pub(crate) struct DiskSource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
     /// An image file.
-    File {
-        /// Path.
-        path: PathBuf,
-        /// Format.
-        format: ImageFormat,
-    },
+    File { path: PathBuf, format: ImageFormat },
     /// A block device, always raw.
-    Block {
-        /// Path.
-        path: PathBuf,
-    },
+    Block { path: PathBuf },
 }

@@ -54,7 +54,6 @@ pub(crate) enum LauncherError {
     /// No answer in time.
     #[error("the launcher did not answer {call} within {} s", after.as_secs())]
     Deadline {
-        /// The call.
         call: &'static str,
         /// The limit.
         after: Duration,
@@ -62,9 +61,7 @@ pub(crate) enum LauncherError {
     /// The launcher returned an error.
     #[error("{message}")]
     Refused {
-        /// The call.
         call: &'static str,
-        /// Its message.
         message: String,
         /// No attempt can succeed.
         irrecoverable: bool,

@@ -16,7 +16,6 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 /// All metrics of virt-handler.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    /// The registry.
     pub registry: Registry,
     /// Tasks of VMIs.
     pub vmis: VmiMetrics,
@@ -28,7 +27,6 @@ pub(crate) struct Metrics {
     pub ready: IntGauge,
     /// Machine types of the node that a later release of QEMU will not have.
     pub deprecated_machine_types: IntGaugeVec,
-    /// Streams.
     pub streams: StreamMetrics,
     /// Channels of migrations.
     pub migration: MigrationMetrics,
@@ -162,12 +160,10 @@ impl StreamMetrics {
 
 #[cfg(test)]
 impl StreamMetrics {
-    /// Returns the open streams of a kind.
     pub(crate) fn open_now(&self, kind: StreamKind) -> i64 {
         self.open.with_label_values(&[kind.word()]).get()
     }
 
-    /// Returns the refused streams of a kind.
     pub(crate) fn refused_so_far(&self, kind: StreamKind, full: Exceeded) -> u64 {
         self.refused.with_label_values(&[kind.word(), full.label()]).get()
     }

@@ -13,7 +13,6 @@ pub(crate) struct VmiMetrics {
     pub(crate) count: IntGauge,
     /// Panics of tasks.
     pub(crate) panics: IntCounter,
-    /// Panics of guests.
     pub(crate) guest_panics: GuestPanics,
     effects: HistogramVec,
 }

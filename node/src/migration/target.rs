@@ -42,7 +42,6 @@ pub(super) struct Registered {
 
 /// The way of a channel to its launcher.
 pub(super) struct Admitted {
-    /// The launcher.
     pub(super) launcher: Arc<dyn LauncherSocket>,
     /// Cancelled when the migration is no longer received.
     pub(super) stop: CancellationToken,

@@ -104,9 +104,7 @@ pub(crate) enum Error {
     /// The kernel rejected a change of links or addresses.
     #[error("cannot {operation} {link}")]
     Link {
-        /// The operation.
         operation: &'static str,
-        /// The link.
         link: String,
         /// The error of the kernel.
         #[source]

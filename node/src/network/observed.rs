@@ -7,19 +7,15 @@ use super::Error;
 /// A link of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// Index.
     pub index: u32,
-    /// Name.
     pub name: String,
     /// `bridge`, `tun`, `veth` and so on; empty if the kernel does not report it.
     pub kind: String,
     /// MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
-    /// MTU.
     pub mtu: u32,
     /// Index of the bridge that it belongs to.
     pub controller: Option<u32>,
-    /// It is up.
     pub up: bool,
     /// Alias: a text that the kernel stores with the link.
     pub alias: Option<String>,
@@ -41,7 +37,6 @@ pub(crate) struct Address {
 pub(crate) struct Route {
     /// Index of the link.
     pub link: u32,
-    /// Destination.
     pub destination: Ipv4Addr,
     /// Prefix length of the destination.
     pub prefix: u8,

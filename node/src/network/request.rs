@@ -32,7 +32,6 @@ const FIRST_SERVER: u8 = 10;
 pub(crate) struct Request {
     /// Name in the VMI's spec.
     pub name: String,
-    /// The pod's link.
     pub pod_link: String,
     /// MAC address of the guest's interface, if it is not that of the pod's link.
     pub mac: Option<String>,
@@ -81,18 +80,14 @@ pub(crate) struct Pair {
 /// Ports forwarded to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Forward {
-    /// Protocol.
     pub protocol: Protocol,
-    /// Ports.
     pub ports: RangeInclusive<u16>,
 }
 
 /// Protocols with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
@@ -110,7 +105,6 @@ impl fmt::Display for Protocol {
 pub(crate) struct Release {
     /// Name in the VMI's spec.
     pub name: String,
-    /// The pod's link.
     pub pod_link: String,
 }
 
@@ -206,7 +200,6 @@ enum BindingKind {
     Bridge,
 }
 
-/// Returns the binding of an interface.
 fn binding(interface: &Interface) -> Result<BindingKind, Error> {
     let other = [
         ("sriov", interface.sriov.is_some()),

@@ -23,11 +23,8 @@ const SIDECAR_SOURCE: &str = "127.0.0.6";
 /// Input of the rules of one family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Translation<'a> {
-    /// The pod's link.
     pub pod_link: &'a str,
-    /// The bridge.
     pub bridge: &'a str,
-    /// The pod's address.
     pub pod_address: IpAddr,
     /// Addresses of bridge and guest, of the same family.
     pub pair: Pair,

@@ -18,25 +18,21 @@ pub(super) const MIN_MTU: u32 = 68;
 pub(crate) enum Step {
     /// Creates a bridge.
     CreateBridge {
-        /// Name.
         name: String,
         /// MAC address.
         mac: [u8; 6],
-        /// MTU.
         mtu: u32,
         /// Sets it up.
         up: bool,
     },
     /// Creates the tap device.
     CreateTap {
-        /// Name.
         name: String,
         /// Number of queues.
         queues: u32,
     },
     /// Changes a link.
     SetLink {
-        /// Name.
         name: String,
         /// New MTU.
         mtu: Option<u32>,
@@ -87,7 +83,6 @@ pub(crate) enum Step {
     SetKernel {
         /// Path beneath `/proc/sys`.
         path: String,
-        /// Value.
         value: &'static str,
     },
     /// Applies rules.
@@ -96,7 +91,6 @@ pub(crate) enum Step {
     Mark {
         /// Name of the link.
         link: String,
-        /// The mark.
         mark: String,
     },
 }
@@ -138,7 +132,6 @@ pub(super) fn change(link: &Link, mtu: u32, controller: Option<&str>) -> Option<
     Some(Step::SetLink { name: link.name.clone(), mtu: new_mtu, controller: controller.map(str::to_owned), up: true })
 }
 
-/// Returns the name of the bridge for a pod's link.
 pub(super) fn bridge_name(pod_link: &str) -> String {
     format!("k6t-{}", pod_link.strip_prefix("pod").unwrap_or(pod_link))
 }

@@ -92,7 +92,6 @@ fn realtime() -> Result<bool, PathError> {
     Ok(kernel.read_text("sched_rt_runtime_us", 64)?.trim() == "-1")
 }
 
-/// Returns true if kubelet pins CPUs.
 fn pins_cpus(kubelet: &Path) -> Result<bool, PathError> {
     let state = SafeDir::trusted(kubelet)?.read_bounded("cpu_manager_state", MAX_STATE)?;
     let policy = serde_json::from_slice::<Value>(&state).ok();

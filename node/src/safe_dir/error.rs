@@ -12,7 +12,6 @@ pub enum Error {
     /// The system call failed.
     #[error("cannot {operation} {}", path.display())]
     Io {
-        /// The operation.
         operation: &'static str,
         /// The path relative to the directory.
         path: PathBuf,
@@ -38,18 +37,10 @@ pub enum Error {
     NotBeneath(PathBuf),
     /// The entry has another kind.
     #[error("{} is a {found}, not a {expected}", path.display())]
-    WrongKind {
-        /// The path.
-        path: PathBuf,
-        /// The expected kind.
-        expected: Kind,
-        /// The found kind.
-        found: Kind,
-    },
+    WrongKind { path: PathBuf, expected: Kind, found: Kind },
     /// A device node is another device.
     #[error("{} is device {found_major}:{found_minor}, not {major}:{minor}", path.display())]
     WrongDevice {
-        /// The path.
         path: PathBuf,
         /// Expected major number.
         major: u32,
@@ -86,7 +77,6 @@ pub enum Error {
     /// A device node of an attachment pod is none of kubelet.
     #[error("device {major}:{minor} of volume {} is none that kubelet has attached to the attachment pod", volume.display())]
     Unpublished {
-        /// The volume.
         volume: PathBuf,
         /// Major number of the device.
         major: u32,

@@ -66,15 +66,11 @@ pub(crate) struct SafeDir {
 pub enum Kind {
     /// Regular file.
     File,
-    /// Directory.
     Directory,
     /// Symbolic link.
     Link,
-    /// Socket.
     Socket,
-    /// Character device.
     CharacterDevice,
-    /// Block device.
     BlockDevice,
     /// Named pipe.
     Pipe,
@@ -115,7 +111,6 @@ impl fmt::Display for Kind {
 /// One entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Name.
     pub name: OsString,
     /// Kind when it was listed; it may have changed.
     pub kind: Kind,
@@ -124,7 +119,6 @@ pub(crate) struct Entry {
 /// Status of an entry itself, never of a link's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// Kind.
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
@@ -402,7 +396,6 @@ fn beneath(path: &Path) -> Result<&Path, Error> {
     Ok(path)
 }
 
-/// Returns the names of `path`.
 fn names(path: &Path) -> impl Iterator<Item = &OsStr> {
     path.components().map(Component::as_os_str)
 }

@@ -56,7 +56,6 @@ pub(crate) struct DetachedMount {
 pub(crate) struct Target {
     /// The volume, as the node sees it.
     pub(crate) directory: SafeDir,
-    /// Name in it.
     pub(crate) name: String,
     /// What is mounted there.
     pub(crate) form: Form,

@@ -32,7 +32,6 @@ pub(crate) enum Error {
     Hangs {
         /// The attempted action.
         what: &'static str,
-        /// The limit.
         limit: Duration,
     },
     /// An earlier call for the same pod has not returned.
@@ -54,7 +53,6 @@ pub(crate) enum Error {
     Thread {
         /// The attempted action.
         what: &'static str,
-        /// The error.
         source: io::Error,
     },
     /// The call panicked.

@@ -54,7 +54,6 @@ pub(super) trait Call: Any + fmt::Debug + Send + Sync {
 pub(super) struct Connected {
     /// The node.
     pub(super) host: Arc<dyn Host>,
-    /// The launcher.
     pub(super) launcher: Launcher,
     /// Its process.
     pub(super) peer: Arc<Peer>,
@@ -105,7 +104,6 @@ type Apply = Box<dyn FnOnce(&mut Observed, Now) -> Vec<Event> + Send>;
 pub(super) struct Answered {
     /// Name of the call.
     pub(super) call: &'static str,
-    /// The error.
     pub(super) error: Option<LauncherError>,
     /// Applies the answer. Returns events for users.
     pub(super) apply: Apply,

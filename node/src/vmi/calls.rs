@@ -277,7 +277,6 @@ impl Call for DumpMemoryRequest {
 pub(super) struct PrepareMigration {
     /// UID of the migration.
     pub(super) migration: String,
-    /// The VMI.
     pub(super) vmi: VirtualMachineInstance,
     /// The network devices that are set up.
     pub(super) nics: Vec<Nic>,

@@ -26,9 +26,7 @@ pub(super) struct Desired {
 /// Changes of metadata that belong to a write of the status: `None` removes the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Metadata {
-    /// Labels.
     pub(super) labels: BTreeMap<&'static str, Option<String>>,
-    /// Annotations.
     pub(super) annotations: BTreeMap<&'static str, Option<String>>,
 }
 

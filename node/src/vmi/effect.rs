@@ -30,7 +30,6 @@ pub(super) enum Effect {
     WriteProgress(String),
     /// Reads the object.
     Read,
-    /// Publishes an event.
     Publish(Event),
     /// Ends the task: nothing is left to do.
     Retire,

@@ -190,7 +190,6 @@ impl Executor {
         }
     }
 
-    /// Starts an effect.
     pub(super) fn start(&mut self, effect: Effect, observed: &Observed) {
         let (host, records, vmi) = (self.host.clone(), self.records.clone(), observed.vmi.clone());
         self.trace.follow(&vmi);

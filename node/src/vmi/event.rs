@@ -7,7 +7,6 @@ use crate::launcher::bounded;
 pub(crate) struct Event {
     /// `Warning` instead of `Normal`.
     pub warning: bool,
-    /// The reason.
     pub reason: &'static str,
     /// The message: one line of bounded length.
     pub message: String,

@@ -21,7 +21,6 @@ use crate::launcher::{Candidates, candidates};
 pub(super) struct Facts {
     /// UID of the object.
     pub(super) uid: String,
-    /// Phase.
     pub(super) phase: Phase,
     /// Deletion was requested.
     pub(super) deleting: bool,

@@ -12,7 +12,6 @@ use protocol::features::Feature;
 pub(super) struct Obstacle {
     /// Reason of the condition.
     pub reason: &'static str,
-    /// Its message.
     pub message: String,
     /// It is also an obstacle to a migration that copies storage.
     pub with_storage: bool,

@@ -13,7 +13,6 @@ pub(crate) enum Route {
     Target {
         /// UID of the migration.
         migration: String,
-        /// Node of the source.
         source_node: String,
         /// UID of the launcher's pod.
         pod: String,
@@ -49,9 +48,7 @@ pub(super) struct Migration {
     pub(super) uid: String,
     /// This node's end.
     pub(super) side: Side,
-    /// Node of the source.
     pub(super) source_node: String,
-    /// Node of the target.
     pub(super) target_node: String,
     /// Address and port of the target's virt-handler, once the target is ready.
     pub(super) endpoint: Option<(IpAddr, u16)>,
@@ -63,7 +60,6 @@ pub(super) struct Migration {
     pub(super) ended: bool,
     /// It is over: completed or failed.
     pub(super) over: bool,
-    /// It failed.
     pub(super) failed: bool,
     /// A user aborts it.
     pub(super) abort_requested: bool,

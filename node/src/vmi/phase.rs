@@ -12,9 +12,7 @@ pub(super) enum Domain {
     None,
     /// Running, paused or suspended.
     Alive,
-    /// Shutting down.
     ShuttingDown,
-    /// Ended.
     Ended(End),
 }
 

@@ -47,7 +47,6 @@ const MAX_NAME: usize = 63;
 /// A volume to hand over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Handover {
-    /// The volume.
     pub(crate) volume: String,
     /// What the launcher gets of its claim.
     pub(crate) content: Content,
@@ -158,11 +157,9 @@ pub(crate) struct Desk<'a> {
     pub(crate) published: &'a Arc<Published>,
     /// Threads for calls that can hang.
     pub(crate) calls: &'a PodCalls,
-    /// The launcher.
     pub(crate) launcher: &'a Arc<Peer>,
     /// UID of its pod.
     pub(crate) pod: &'a str,
-    /// The VMI.
     pub(crate) vmi: &'a VirtualMachineInstance,
 }
 

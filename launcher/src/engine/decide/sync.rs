@@ -11,7 +11,6 @@ use crate::engine::{
 /// Syncs that follow the one in progress; all get the result of the newest VMI.
 #[derive(Clone, Debug)]
 pub(super) struct NextSync {
-    /// The requests.
     pub(super) requests: Vec<RequestId>,
     /// The newest VMI.
     pub(super) wanted: Arc<Wanted>,

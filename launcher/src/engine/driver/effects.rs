@@ -19,7 +19,6 @@ const CLOCK_RETRY: Duration = Duration::from_secs(1);
 
 /// Result of an effect that ran as a task.
 pub(super) enum Finished {
-    /// An input.
     Input(Input),
     /// An attempt to connect.
     Connected(Result<Option<Arc<dyn Domain>>, HypervisorError>),

@@ -80,7 +80,6 @@ impl EngineHandle {
         &self.timings
     }
 
-    /// Returns the guest agent.
     pub(crate) const fn guest_agent(&self) -> &GuestAgent {
         &self.guest_agent
     }

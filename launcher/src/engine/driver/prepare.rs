@@ -36,7 +36,6 @@ const ZONES: &str = "/usr/share/zoneinfo";
 /// Facts of the pod that do not change.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
-    /// Paths.
     pub(super) paths: Paths,
     /// Identity and options of the VMI.
     pub(super) args: VmiArgs,

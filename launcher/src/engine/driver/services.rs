@@ -22,7 +22,6 @@ pub(super) struct Services {
     /// DHCP servers by interface.
     dhcp: BTreeMap<String, Vec<AbortHandle>>,
     credentials: Option<AbortHandle>,
-    /// Status of credentials.
     pub(super) credentials_status: watch::Receiver<Option<AccessCredentials>>,
 }
 

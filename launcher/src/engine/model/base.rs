@@ -51,7 +51,6 @@ pub(crate) enum Link {
 /// Work that follows a read of the domain, or the work in progress.
 #[derive(Clone, Debug)]
 pub(crate) enum Next {
-    /// Answer a request.
     Answer(RequestId, Answer),
     /// Answer requests to destroy the domain.
     Killed(Vec<RequestId>, Result<(), HypervisorError>),
@@ -98,18 +97,14 @@ pub(crate) struct Kill {
 pub(crate) struct Looking {
     /// Time limit.
     pub(crate) until: Instant,
-    /// The requests.
     pub(crate) then: Vec<(RequestId, Action)>,
 }
 
 /// Identity of the pod's VMI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Namespace.
     pub(crate) namespace: String,
-    /// Name.
     pub(crate) name: String,
-    /// UID.
     pub(crate) uid: String,
 }
 
@@ -219,7 +214,6 @@ impl Base {
         }
     }
 
-    /// Returns the name of the domain.
     pub(crate) fn domain_name(&self) -> String {
         domain_name(&self.identity.namespace, &self.identity.name)
     }

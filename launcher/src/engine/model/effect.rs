@@ -29,7 +29,6 @@ pub(crate) enum Input {
         /// The last migration of a former worker.
         migration: Option<Box<MigrationRecord>>,
     },
-    /// A request.
     Request(RequestId, Request),
     /// A time that the state names has come.
     Timer,
@@ -88,7 +87,6 @@ pub(crate) enum JobInput {
     Compared {
         /// Possible sizes in bytes of disks in claims, by volume.
         sizes: Vec<(String, u64)>,
-        /// The wanted domain.
         wanted: Result<Box<DomainConfig>, DomainError>,
         /// Hot-plugged volumes without a disk in the wanted domain, because they cannot be opened yet.
         left_out: Vec<String>,
@@ -128,7 +126,6 @@ pub(crate) enum GuestCall {
 /// Work of the driver. Each effect that names no result ends without input.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
-    /// Answer a request.
     Answer(RequestId, Answer),
     /// Start libvirt's daemon, after writing the cache if there is one.
     StartDaemon {
@@ -158,7 +155,6 @@ pub(crate) enum Effect {
     SaveMigration(Box<MigrationRecord>, ChannelMode),
     /// Call libvirt, for a job if it is named.
     Call(Option<JobName>, DomainCall),
-    /// Work for a job.
     Work(JobName, Work),
 }
 
@@ -215,7 +211,6 @@ pub(crate) enum DomainCall {
     DumpMemory(PathBuf),
     /// Move the domain to another launcher.
     Migrate {
-        /// The request.
         request: Arc<MigrateRequest>,
         /// Device names of the disks that are copied.
         copied: Vec<String>,
@@ -226,7 +221,6 @@ pub(crate) enum DomainCall {
     StartPostCopy,
     /// Read the progress of the migration.
     ReadProgress,
-    /// Abort the migration.
     AbortMigration,
     /// Set the longest time in milliseconds for which no guest runs. Without result.
     SetMaxDowntime(u64),
@@ -234,7 +228,6 @@ pub(crate) enum DomainCall {
     Pause,
     /// Resume the guest for a job.
     Resume,
-    /// Act on the guest.
     Act(RequestId, GuestCall),
     /// Request a shutdown of the guest.
     Shutdown,

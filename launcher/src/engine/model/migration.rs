@@ -29,7 +29,6 @@ pub(crate) enum MigrationEnd {
 pub(crate) struct MigrationRecord {
     /// Name of the migration.
     pub(crate) migration: String,
-    /// End of the migration.
     pub(crate) direction: MigrationEnd,
     /// Number of the step.
     pub(crate) step: i32,

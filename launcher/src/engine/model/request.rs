@@ -18,7 +18,6 @@ pub(crate) type Answer = Result<bool, RequestError>;
 /// The wanted VMI.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    /// The VMI.
     pub(crate) vmi: VirtualMachineInstance,
     /// Its fields that no component carries out.
     pub(crate) unsupported: Unsupported,
@@ -40,7 +39,6 @@ pub(crate) enum Request {
     Sync(Arc<Wanted>),
     /// The guest's memory is to be written to a hot-plugged volume.
     DumpMemory {
-        /// The volume.
         volume: String,
         /// Name of the file in its claim.
         file: String,
@@ -99,7 +97,6 @@ pub(crate) enum JobName {
     Start,
     /// The shutdown of the guest.
     Shutdown,
-    /// A memory dump.
     MemoryDump,
     /// A migration to another launcher.
     MigrationSource,
@@ -145,7 +142,6 @@ pub(crate) enum RequestError {
     /// A job that the request conflicts with is in progress.
     #[error("the domain is busy: {job} is in progress ({progress})")]
     Conflict {
-        /// The job.
         job: JobName,
         /// Its step.
         progress: &'static str,

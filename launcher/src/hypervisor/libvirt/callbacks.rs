@@ -342,7 +342,6 @@ pub(super) fn job_stats(domain: &Domain) -> Result<Vec<(String, Parameter)>, Hyp
     Ok(if is_in_progress { list } else { Vec::new() })
 }
 
-/// Aborts a domain's job.
 pub(super) fn abort_job(domain: &Domain) -> Result<(), HypervisorError> {
     // SAFETY: the domain is alive.
     if unsafe { sys::virDomainAbortJob(domain.as_ptr()) } < 0 { Err(last_error()) } else { Ok(()) }

@@ -12,9 +12,7 @@ const XML_LIMIT: usize = 4 * 1024 * 1024;
 /// Value of one of libvirt's named parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Parameter {
-    /// A string.
     Text(String),
-    /// A number.
     Number(u64),
 }
 

@@ -31,12 +31,7 @@ pub(crate) enum Error {
     NoGroup(i32),
     /// The kernel rejected a call about a program.
     #[error("cannot {operation} a device program")]
-    Kernel {
-        /// The operation.
-        operation: &'static str,
-        /// The error.
-        source: std::io::Error,
-    },
+    Kernel { operation: &'static str, source: std::io::Error },
     /// A program cannot be changed.
     #[error(transparent)]
     Program(#[from] program::Error),

@@ -40,7 +40,6 @@ const EXIT: u8 = 0x95;
 const BLOCK: i32 = 1;
 const MKNOD: i32 = 1 << 16;
 
-/// One instruction.
 pub(super) type Instruction = [u8; 8];
 
 /// Block devices by major and minor number.

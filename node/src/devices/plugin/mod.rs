@@ -60,9 +60,7 @@ mod v1beta1 {
     tonic::include_proto!("v1beta1");
 }
 
-/// Version of the API.
 const API_VERSION: &str = "v1beta1";
-/// kubelet's socket.
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// Limit of the registration with kubelet.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);

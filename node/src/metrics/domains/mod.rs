@@ -36,7 +36,6 @@ const FRESH: Duration = Duration::from_secs(3);
 pub(crate) struct Domain {
     /// UID of the VMI.
     pub(crate) uid: String,
-    /// The VMI.
     pub(crate) vmi: Arc<VirtualMachineInstance>,
     /// The launcher, if it can be called.
     pub(crate) launcher: Option<Launcher>,

@@ -39,7 +39,6 @@ pub(in crate::vmi) enum Progress<'a> {
     Gone(&'a MigrationReport),
     /// It failed, and the guest runs on here.
     Failed {
-        /// The reason.
         reason: String,
         /// The failure is the result of an abort.
         aborted: bool,
