@@ -12,9 +12,6 @@ const FIRST_TABLE: i32 = 64;
 
 /// Takes the descriptors of the first table for good, also in processes that this one starts. Those that libvirt's daemon opens and
 /// passes to QEMU have higher numbers then, so that QEMU begins with a larger table.
-///
-/// # Errors
-/// When a descriptor cannot be opened.
 pub(crate) fn take_first_table() -> Result<()> {
     // Without CLOEXEC.
     while open("/dev/null", OFlags::RDONLY, Mode::empty())?.into_raw_fd() < FIRST_TABLE - 1 {}

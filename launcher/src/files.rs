@@ -66,9 +66,6 @@ pub(crate) struct UntrustedDir {
 
 impl UntrustedDir {
     /// Opens a directory of the pod's mounts. Its own path is trusted, its content is not.
-    ///
-    /// # Errors
-    /// When the directory cannot be opened.
     pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
         let fd = open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|source| FileError::Directory { path: path.to_owned(), source })?;
@@ -91,9 +88,6 @@ impl UntrustedDir {
 
     /// Returns the real path of a regular file beneath this directory, for programs that take paths. It contains no
     /// symbolic link: it is read back from the opened file.
-    ///
-    /// # Errors
-    /// When there is no such regular file beneath the directory.
     pub(crate) fn regular_file(&self, relative: &Path) -> Result<PathBuf, FileError> {
         let fd = self.open_beneath(relative, OFlags::PATH)?;
         let shown = self.path.join(relative.strip_prefix("/").unwrap_or(relative));
@@ -107,9 +101,6 @@ impl UntrustedDir {
     }
 
     /// Reads a file of at most `limit` bytes.
-    ///
-    /// # Errors
-    /// When there is no such regular file beneath the directory, or it is longer.
     pub(crate) fn read(&self, relative: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
         let path = self.path.join(relative);
         let fd = self.open_beneath(relative, OFlags::RDONLY | OFlags::NONBLOCK)?;
@@ -129,9 +120,6 @@ impl UntrustedDir {
     }
 
     /// Returns the names in the directory `relative`, sorted, without those that start with a dot.
-    ///
-    /// # Errors
-    /// When it is not a directory or holds too many entries.
     pub(crate) fn entries(&self, relative: &Path) -> Result<Vec<String>, FileError> {
         let path = self.path.join(relative);
         let fd = self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)?;

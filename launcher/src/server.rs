@@ -46,9 +46,6 @@ fn seconds(asked: u32) -> Duration {
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Serves the protocol until `end` completes.
-///
-/// # Errors
-/// When the server fails.
 pub(crate) async fn serve(
     listener: UnixListener,
     engine: EngineHandle,

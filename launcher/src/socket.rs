@@ -5,9 +5,6 @@ use std::path::Path;
 use tokio::net::{UnixListener, UnixStream};
 
 /// Opens the socket. It gets its name once it listens, so that no client is refused.
-///
-/// # Errors
-/// When the socket cannot be created.
 pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
     let staging = path.with_extension("init");
     match std::fs::remove_file(&staging) {

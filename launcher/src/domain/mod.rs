@@ -170,9 +170,6 @@ pub(crate) fn domain_name(namespace: &str, name: &str) -> String {
 }
 
 /// Renders a VMI as a domain.
-///
-/// # Errors
-/// When the XML cannot express the VMI.
 pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Domain, DomainError> {
     if !env.kvm && !env.allow_emulation {
         return Err(DomainError::NoKvm);

@@ -60,17 +60,11 @@ impl GuestAgent {
     }
 
     /// Pings the guest agent.
-    ///
-    /// # Errors
-    /// When it does not answer in time.
     pub(crate) async fn ping(&self, within: Duration) -> Result<(), GuestAgentError> {
         self.order("guest-ping", None, within).await.map(drop)
     }
 
     /// Runs a program in the guest.
-    ///
-    /// # Errors
-    /// When the guest agent fails, or the program has not ended in time.
     pub(crate) async fn exec(
         &self,
         path: &str,

@@ -86,18 +86,12 @@ fn now() -> u64 {
 impl GuestAgent {
     /// Freezes all file systems, and thaws them after `thaw_after` seconds unless that is 0. Does nothing if they are
     /// frozen. The work continues if the caller goes away, so that no freeze is left without its thaw.
-    ///
-    /// # Errors
-    /// When the guest agent fails or does not answer.
     pub(crate) async fn freeze(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
         let agent = self.clone();
         tokio::spawn(async move { agent.freeze_now(thaw_after).await }).await.map_err(|_| GuestAgentError::Busy)?
     }
 
     /// Thaws all file systems. Does nothing if they are thawed.
-    ///
-    /// # Errors
-    /// When the guest agent fails or does not answer.
     pub(crate) async fn unfreeze(&self) -> Result<(), GuestAgentError> {
         let agent = self.clone();
         tokio::spawn(async move {

@@ -206,9 +206,6 @@ impl GuestAgent {
     }
 
     /// Returns a report on the guest. Queries without an answer in time fall back to the last known facts.
-    ///
-    /// # Errors
-    /// When no guest agent is connected, or it has answered nothing so far.
     pub(crate) async fn report(&self) -> Result<GuestReportReply, GuestAgentError> {
         let limit = Instant::now() + REPORT_DEADLINE;
         let mut open = None;
@@ -234,17 +231,11 @@ impl GuestAgent {
     }
 
     /// Returns the users logged in to the guest.
-    ///
-    /// # Errors
-    /// When no guest agent is connected, or it has never answered.
     pub(crate) async fn users(&self) -> Result<Vec<GuestUser>, GuestAgentError> {
         self.users_within(Instant::now() + REPORT_DEADLINE).await
     }
 
     /// Returns the guest's file systems.
-    ///
-    /// # Errors
-    /// When no guest agent is connected, or it has never answered.
     pub(crate) async fn file_systems(&self) -> Result<Vec<GuestFileSystem>, GuestAgentError> {
         self.file_systems_within(Instant::now() + REPORT_DEADLINE).await
     }

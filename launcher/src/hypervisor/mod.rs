@@ -24,15 +24,9 @@ pub(crate) type Call<T> = BoxFuture<'static, Result<T, HypervisorError>>;
 pub(crate) trait Hypervisor: Debug + Send + 'static {
     /// Writes the node's capabilities cache. Must precede the first connection, which would otherwise probe QEMU for
     /// seconds.
-    ///
-    /// # Errors
-    /// When the cache is not acceptable or cannot be written.
     fn write_cache(&self, files: &[protocol::CacheFile]) -> Result<(), StartError>;
 
     /// Starts the hypervisor's daemon, or takes over one that runs, and keeps it running. Does nothing the second time.
-    ///
-    /// # Errors
-    /// When no daemon is installed or it cannot be configured.
     fn start(&mut self) -> Result<(), StartError>;
 
     /// Connects to the daemon. `None` if it does not listen yet.

@@ -54,9 +54,6 @@ pub(crate) trait Engine: Clone + Send + Sync + 'static {
     fn channels(&self) -> &Channels;
 
     /// Lets the guest run that has arrived. Returns false if no domain has arrived.
-    ///
-    /// # Errors
-    /// When the domain is still arriving or cannot be resumed.
     fn release(&self, paused: bool) -> impl Future<Output = Result<bool>> + Send;
 
     /// Thaws the file systems of the guest that has arrived after this time in seconds.
@@ -92,9 +89,6 @@ impl Channels {
     }
 
     /// Passes on these channels from now on. Connections of others end.
-    ///
-    /// # Errors
-    /// When a socket cannot be created.
     pub(crate) fn open(&self, mode: ChannelMode) -> Result<()> {
         let before = *self.inner.mode.borrow();
         if before == mode {
@@ -136,9 +130,6 @@ impl Channels {
 
     /// Reports the end of the domain to the target's launcher, and then the time until the automatic thaw of its file systems. Returns
     /// false if it has no domain.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub(crate) async fn release(&self, paused: bool, thaw_after: Option<u32>) -> Result<bool> {
         source::release(self, paused, thaw_after).await
     }

@@ -102,9 +102,6 @@ pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Opens the server's socket on a bridge. Separate from [`serve`], so that a failure is known before the guest starts.
-///
-/// # Errors
-/// When the port cannot be bound.
 pub(crate) fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
     let failed = |source: std::io::Error| DhcpError::Socket { bridge: bridge.to_owned(), source };
     let fd = socket(AddressFamily::Inet6, SockType::Datagram, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)

@@ -81,9 +81,6 @@ pub(crate) struct CloudInitData {
 }
 
 /// Collects a volume's data from the spec and from mounted secrets.
-///
-/// # Errors
-/// When it is missing, invalid, or a secret cannot be read.
 pub(crate) fn collect(
     volume: &CloudInitVolume<'_>,
     vmi: &VirtualMachineInstance,

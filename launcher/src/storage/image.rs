@@ -79,10 +79,7 @@ pub(crate) struct ImageInfo {
     pub(crate) virtual_size: u64,
 }
 
-/// Reads an image's header.
-///
-/// # Errors
-/// When it cannot be read, or has another format or references to other files.
+/// Reads an image's header. Rejects other formats, and references to other files.
 pub(crate) fn inspect(path: &Path) -> Result<ImageInfo, ImageError> {
     let failed = |source| ImageError::Io { path: path.to_owned(), source };
     let mut file = OpenOptions::new()
@@ -98,9 +95,6 @@ pub(crate) fn inspect(path: &Path) -> Result<ImageInfo, ImageError> {
 }
 
 /// Inspects an image by its first bytes and its length.
-///
-/// # Errors
-/// See [`inspect`].
 pub(crate) fn inspect_header(header: &[u8], size: u64) -> Result<ImageInfo, ImageError> {
     for (at, magic, name) in FOREIGN {
         if header.get(*at..).is_some_and(|rest| rest.starts_with(magic)) {
@@ -163,9 +157,6 @@ fn be64(bytes: &[u8], at: usize) -> Result<u64, ImageError> {
 
 /// Creates a qcow2 image, an overlay over `backing` if given. An existing image is kept: a restarted launcher must not
 /// lose the guest's data.
-///
-/// # Errors
-/// When it cannot be written.
 pub(crate) fn create_qcow2(path: &Path, size: u64, backing: Option<(&Path, ImageFormat)>) -> Result<(), ImageError> {
     let failed = |source| ImageError::Io { path: path.to_owned(), source };
     if path.exists() {
@@ -259,9 +250,6 @@ pub(crate) struct BlockSizes {
 }
 
 /// Returns the block sizes of a device, or of the file system of a file.
-///
-/// # Errors
-/// When the device or file cannot be inspected.
 pub(crate) fn block_sizes(backend: &Backend) -> std::io::Result<BlockSizes> {
     match backend {
         Backend::Block { path } => {

@@ -20,9 +20,6 @@ pub(crate) enum ScreenshotError {
 }
 
 /// Converts a screenshot of QEMU to PNG.
-///
-/// # Errors
-/// When the format is unknown or the data is truncated.
 pub(crate) fn to_png(picture: Vec<u8>) -> Result<Vec<u8>, ScreenshotError> {
     if picture.starts_with(b"\x89PNG\r\n\x1a\n") {
         return Ok(picture);

@@ -39,10 +39,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// virt-handler's end of a stream.
 pub(crate) type Output = ReceiverStream<Result<Chunk, Status>>;
 
-/// Connects to a socket of QEMU.
-///
-/// # Errors
-/// When the socket is missing or does not accept; `what` names it in the error.
+/// Connects to a socket of QEMU, which `what` names in the error.
 pub(crate) async fn connect(path: &Path, what: &str) -> Result<UnixStream, Status> {
     match timeout(CONNECT, UnixStream::connect(path)).await {
         Ok(Ok(stream)) => Ok(stream),

@@ -49,9 +49,6 @@ pub(super) struct Departure {
 
 impl Departure {
     /// Watches the log of a domain from its current end.
-    ///
-    /// # Errors
-    /// When QEMU or its log is not found.
     pub(super) fn watch(log: &Path, pid_file: &Path) -> Result<Self> {
         let invalid = || Error::new(ErrorKind::InvalidData, format!("no process in {}", pid_file.display()));
         let mut text = String::new();
@@ -66,9 +63,6 @@ impl Departure {
     }
 
     /// Waits until libvirt has decided that the guest has left, and until its QEMU has ended.
-    ///
-    /// # Errors
-    /// When the log cannot be read, or when QEMU cannot be killed.
     pub(super) async fn ended(mut self) -> Result<()> {
         self.decided().await?;
         self.kill().await?;

@@ -85,9 +85,6 @@ impl EngineHandle {
     }
 
     /// Handles Hello of virt-handler.
-    ///
-    /// # Errors
-    /// When the cache is rejected or the daemon cannot be set up.
     pub(crate) async fn hello(
         &self,
         cache: Vec<protocol::CacheFile>,
@@ -97,9 +94,6 @@ impl EngineHandle {
     }
 
     /// Brings the domain in line with the VMI. Returns true if it was started.
-    ///
-    /// # Errors
-    /// When the domain cannot be started, or the VMI has fields that no component carries out.
     pub(crate) async fn sync(
         &self,
         vmi: VirtualMachineInstance,
@@ -110,34 +104,22 @@ impl EngineHandle {
     }
 
     /// Starts or aborts a job.
-    ///
-    /// # Errors
-    /// When it conflicts with other work on the domain, or cannot begin or be aborted.
     pub(crate) async fn request(&self, request: Request) -> Result<(), RequestError> {
         self.ask(request).await.map(drop)
     }
 
     /// Runs an action.
-    ///
-    /// # Errors
-    /// When the action is rejected or fails.
     pub(crate) async fn act(&self, action: Action) -> Result<(), RequestError> {
         self.ask(Request::Act(action)).await.map(drop)
     }
 
     /// Takes a screenshot, as PNG or PPM.
-    ///
-    /// # Errors
-    /// When there is no display or libvirt fails.
     pub(crate) async fn screenshot(&self) -> Result<(String, Vec<u8>), RequestError> {
         let screenshot = self.domain.borrow().as_ref().ok_or(RequestError::NoDomain)?.screenshot();
         Ok(screenshot.await?)
     }
 
     /// Returns the domain's statistics.
-    ///
-    /// # Errors
-    /// When there is no domain or libvirt fails.
     pub(crate) async fn stats(&self) -> Result<StatsReply, RequestError> {
         let stats = self.domain.borrow().as_ref().ok_or(RequestError::NoDomain)?.stats();
         let mut stats = stats.await?;

@@ -144,9 +144,6 @@ impl Driver {
     }
 
     /// Runs until the domain has ended and virt-handler has recorded the end.
-    ///
-    /// # Errors
-    /// When an effect panics.
     pub(crate) async fn run(mut self) -> Result<Outcome, TaskFailure> {
         let begin = self.begin();
         self.take(begin);

@@ -86,9 +86,6 @@ impl MigrationRecord {
 
 /// Returns the device names of the disks that are copied: those that live in the launcher pod and to which the guest can write,
 /// and those of these volumes. Images that the guest only reads are created at the target.
-///
-/// # Errors
-/// When the domain has no disk of a volume.
 pub(crate) fn copied_disks(
     active: &DomainConfig,
     own_images: &[PathBuf],

@@ -104,9 +104,6 @@ static EVENT_LOOP: LazyLock<Result<(), HypervisorError>> = LazyLock::new(|| {
 
 impl Connection {
     /// Connects to the daemon behind `uri` and registers for its events.
-    ///
-    /// # Errors
-    /// When the daemon cannot be reached within `deadline`.
     pub(crate) async fn open(uri: String, deadline: Duration) -> Result<Self, HypervisorError> {
         blocking("open", deadline, move || {
             EVENT_LOOP.clone()?;
@@ -171,17 +168,11 @@ impl Connection {
     }
 
     /// Returns libvirt's description of the host (`virConnectGetCapabilities`).
-    ///
-    /// # Errors
-    /// A failed call.
     pub(crate) async fn host_capabilities(&self, deadline: Duration) -> Result<String, HypervisorError> {
         self.run(CallKind::Ordinary, "capabilities", deadline, |connect| Ok(connect.get_capabilities()?)).await
     }
 
     /// Returns libvirt's description of the domains the host can run (`virConnectGetDomainCapabilities`).
-    ///
-    /// # Errors
-    /// A failed call.
     pub(crate) async fn domain_capabilities(
         &self,
         machine_type: String,

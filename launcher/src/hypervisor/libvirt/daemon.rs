@@ -54,9 +54,6 @@ pub(crate) struct DaemonProgram {
 
 impl DaemonProgram {
     /// Finds the daemon: virtqemud if the distribution ships it, else libvirtd.
-    ///
-    /// # Errors
-    /// When none is installed.
     pub(crate) fn find() -> Result<Self, StartError> {
         let candidates = [
             ("/usr/sbin/virtqemud", SOCKET_NAME, "virtqemud.conf"),
@@ -119,9 +116,6 @@ keepalive_interval = -1
 ";
 
 /// Writes the configuration and creates the directories.
-///
-/// # Errors
-/// When something cannot be written.
 pub(crate) fn configure(program: &DaemonProgram, paths: &Paths) -> Result<(), StartError> {
     for directory in [paths.libvirt_config(), paths.libvirt_runtime(), paths.capabilities_cache(), paths.nvram()] {
         make_directory(&directory)?;
@@ -171,9 +165,6 @@ fn name_socket(program: &DaemonProgram, paths: &Paths) -> Result<(), StartError>
 }
 
 /// Writes the node's capabilities cache, so that the daemon does not probe QEMU.
-///
-/// # Errors
-/// When a name or size is not acceptable, or a file cannot be written.
 pub(crate) fn write_cache(paths: &Paths, files: &[protocol::CacheFile]) -> Result<(), StartError> {
     if files.len() > CACHE_FILES {
         return Err(StartError::CacheFile(format!("number {}", files.len())));

@@ -45,9 +45,6 @@ pub(crate) enum IsoError {
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 /// Writes an image to `path`, replaces an existing one, and returns its size.
-///
-/// # Errors
-/// When the files do not fit the format or writing fails.
 pub(crate) fn write(path: &Path, label: &str, files: &Files) -> Result<u64, IsoError> {
     let image = build(label, files)?;
     let staging = path.with_extension("staging");
@@ -88,9 +85,6 @@ struct Plan {
 }
 
 /// Returns the bytes of an image.
-///
-/// # Errors
-/// When the files do not fit the format.
 pub(crate) fn build(label: &str, files: &Files) -> Result<Vec<u8>, IsoError> {
     if label.is_empty() || label.len() > LABEL_LIMIT || !label.is_ascii() {
         return Err(IsoError::Name(label.to_owned()));

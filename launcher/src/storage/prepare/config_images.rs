@@ -47,9 +47,6 @@ pub(super) fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> 
 
 /// Creates the cloud-init image again with the tagged interfaces, whose addresses are known only after the domain is
 /// defined. Returns its volume and size; `None` if the data source cannot hold tags.
-///
-/// # Errors
-/// When the image cannot be created.
 pub(crate) fn write_interface_tags(
     vmi: &VirtualMachineInstance,
     paths: &Paths,

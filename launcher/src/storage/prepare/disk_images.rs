@@ -172,10 +172,7 @@ pub(super) fn make_raw(path: &Path, directory: &Path, image: NewImage<'_>) -> Re
     file.set_len(granted).map_err(failed)
 }
 
-/// Checks the claim to which the disk of a volume is copied.
-///
-/// # Errors
-/// When the disk does not fit, or when the source's launcher, which names the image, does not know its path.
+/// Checks the claim to which the disk of a volume is copied. The source's launcher, which names the image, must know its path.
 pub(super) fn check_destination(volume: &str, source: &DiskSource, paths: &Paths, least: u64) -> Result<(), DiskError> {
     let (Backend::File { path, .. } | Backend::Block { path }) = &source.backend;
     let failed = |source| DiskError::Write { path: path.clone(), source };

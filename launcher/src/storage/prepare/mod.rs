@@ -73,9 +73,6 @@ pub(crate) enum Purpose {
 
 /// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
 /// volumes that the pod does not have yet are left out.
-///
-/// # Errors
-/// When a volume's content is invalid or an image cannot be created.
 pub(crate) fn prepare(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
@@ -138,9 +135,6 @@ fn is_migrated(volume: &str, vmi: &VirtualMachineInstance) -> bool {
 
 /// Gives the images that are copied from another launcher the size that they have there. An image that is made of files may
 /// differ from the one that was made of them at the start.
-///
-/// # Errors
-/// When an image cannot be resized.
 pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<(), DiskError> {
     let status = vmi.status.iter().flat_map(|status| &status.volume_status);
     let recorded = status.filter_map(|status| Some((status.name.as_str(), u64::try_from(status.size?).ok()?)));
