@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use api::{VirtualMachineInstance, traceparent::TraceParent};
+use api::traceparent::TraceParent;
 use futures::{Stream, StreamExt};
 use protocol::{
     AbortJobRequest, AbortMigrationRequest, Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply,
@@ -10,7 +10,7 @@ use protocol::{
     GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest, LauncherState, MAX_MESSAGE_SIZE,
     MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
     ShutdownRequest, SoftRebootRequest, StartJobRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT,
-    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest, abort_job_request,
+    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, VmiOptions, WatchRequest, abort_job_request,
     launcher_server::{Launcher, LauncherServer},
     start_job_request::Job,
 };
@@ -117,11 +117,12 @@ impl From<RequestError> for Status {
 }
 
 /// Parses a VMI and finds its fields that no component carries out.
-fn parse_vmi(json: &[u8]) -> Result<(VirtualMachineInstance, Unsupported), Status> {
+fn parse_wanted(json: &[u8], options: Option<VmiOptions>) -> Result<Arc<Wanted>, Status> {
     let unreadable = |error: serde_json::Error| Status::invalid_argument(format!("cannot read the VMI: {error}"));
     let object: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
     let unsupported = Unsupported::find(&object);
-    Ok((serde_json::from_value(object).map_err(unreadable)?, unsupported))
+    let vmi = serde_json::from_value(object).map_err(unreadable)?;
+    Ok(Arc::new(Wanted { vmi, unsupported, options: options.unwrap_or_default() }))
 }
 
 /// Rejects a migration without name.
@@ -135,8 +136,9 @@ fn unknown_job() -> Status {
 }
 
 impl Service {
-    async fn act(&self, action: Action) -> Result<Response<Done>, Status> {
-        self.engine.act(action).await?;
+    /// Passes a request on that has no content in its answer.
+    async fn ask(&self, request: EngineRequest) -> Result<Response<Done>, Status> {
+        self.engine.ask(request).await?;
         Ok(Response::new(Done {}))
     }
 
@@ -148,17 +150,14 @@ impl Service {
             Job::MemoryDump(DumpMemoryRequest { volume, file }) => EngineRequest::DumpMemory { volume, file },
             Job::MigrationIn(PrepareMigrationRequest { migration, vmi, options }) => {
                 named(&migration)?;
-                let (vmi, unsupported) = parse_vmi(&vmi)?;
-                let wanted = Wanted { vmi, unsupported, options: options.unwrap_or_default() };
-                EngineRequest::PrepareMigration { migration, wanted: Arc::new(wanted) }
+                EngineRequest::PrepareMigration { migration, wanted: parse_wanted(&vmi, options)? }
             }
             Job::MigrationOut(request) => {
                 named(&request.migration)?;
                 EngineRequest::Migrate(Arc::new(request))
             }
         };
-        self.engine.request(request).await?;
-        Ok(Response::new(Done {}))
+        self.ask(request).await
     }
 }
 
@@ -171,10 +170,11 @@ impl Launcher for Service {
 
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let request = request.into_inner();
-        if request.uid != self.engine.args().uid {
+        if request.uid != self.engine.args.uid {
             return Err(Status::invalid_argument("this launcher runs another VMI"));
         }
-        self.engine.hello(request.capabilities_cache, request.allow_emulation).await?;
+        let HelloRequest { capabilities_cache: cache, allow_emulation, .. } = request;
+        self.engine.ask(EngineRequest::Hello { cache, allow_emulation }).await?;
         Ok(Response::new(HelloReply {
             launcher_version: env!("CARGO_PKG_VERSION").into(),
             features: protocol::features::own(),
@@ -185,12 +185,11 @@ impl Launcher for Service {
         let trace = request.metadata().get(TRACEPARENT).and_then(|value| value.to_str().ok());
         let trace = trace.and_then(|text| text.parse::<TraceParent>().ok()).filter(|trace| trace.sampled);
         let request = request.into_inner();
-        let (vmi, unsupported) = parse_vmi(&request.vmi)?;
-        let started = self.engine.sync(vmi, unsupported, request.options.unwrap_or_default()).await?;
+        let started = self.engine.ask(EngineRequest::Sync(parse_wanted(&request.vmi, request.options)?)).await?;
         if let Some(trace) = trace {
             tracing::info!(%trace, "the start is traced");
         }
-        let timings = trace.map(|_| self.engine.timings().report()).unwrap_or_default();
+        let timings = trace.map(|_| self.engine.timings.report()).unwrap_or_default();
         // The engine publishes the results before it answers.
         let state_sequence = self.engine.watch().borrow().sequence;
         Ok(Response::new(SyncReply { started, state_sequence, timings }))
@@ -215,15 +214,15 @@ impl Launcher for Service {
     }
 
     async fn kill(&self, _: Request<KillRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Kill).await
+        self.ask(EngineRequest::Act(Action::Kill)).await
     }
 
     async fn pause(&self, _: Request<PauseRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Pause).await
+        self.ask(EngineRequest::Act(Action::Pause)).await
     }
 
     async fn unpause(&self, _: Request<UnpauseRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Unpause).await
+        self.ask(EngineRequest::Act(Action::Unpause)).await
     }
 
     async fn dump_memory(&self, request: Request<DumpMemoryRequest>) -> Result<Response<Done>, Status> {
@@ -239,20 +238,19 @@ impl Launcher for Service {
     }
 
     async fn abort_migration(&self, request: Request<AbortMigrationRequest>) -> Result<Response<Done>, Status> {
-        self.engine.request(EngineRequest::AbortMigration(request.into_inner().migration)).await?;
-        Ok(Response::new(Done {}))
+        self.ask(EngineRequest::AbortMigration(request.into_inner().migration)).await
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Reset).await
+        self.ask(EngineRequest::Act(Action::Reset)).await
     }
 
     async fn soft_reboot(&self, _: Request<SoftRebootRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::SoftReboot).await
+        self.ask(EngineRequest::Act(Action::SoftReboot)).await
     }
 
     async fn finish(&self, _: Request<FinishRequest>) -> Result<Response<Done>, Status> {
-        self.act(Action::Finish).await
+        self.ask(EngineRequest::Act(Action::Finish)).await
     }
 
     async fn console(
@@ -266,7 +264,7 @@ impl Launcher for Service {
     async fn vnc(&self, request: Request<Streaming<Chunk>>) -> Result<Response<Self::VncStream>, Status> {
         let permit =
             self.vnc.clone().try_acquire_owned().map_err(|_| Status::resource_exhausted("too many VNC connections"))?;
-        let display = streaming::connect(&self.engine.paths().vnc(&self.engine.args().uid), "display").await?;
+        let display = streaming::connect(&self.engine.paths.vnc(&self.engine.args.uid), "display").await?;
         Ok(Response::new(streaming::pipe(display, request.into_inner(), |chunk| chunk.data, permit).boxed()))
     }
 
@@ -286,38 +284,38 @@ impl Launcher for Service {
             .clone()
             .try_acquire_owned()
             .map_err(|_| Status::resource_exhausted("the channel for USB redirection is in use"))?;
-        let path = self.engine.paths().usb_redirection(&self.engine.args().uid, channel);
+        let path = self.engine.paths.usb_redirection(&self.engine.args.uid, channel);
         let socket = streaming::connect(&path, "channel for USB redirection").await?;
         Ok(Response::new(streaming::pipe(socket, input, |chunk| chunk.data, permit).boxed()))
     }
 
     async fn guest_report(&self, _: Request<GuestReportRequest>) -> Result<Response<GuestReportReply>, Status> {
-        let mut report = self.engine.guest_agent().report().await?;
+        let mut report = self.engine.guest_agent.report().await?;
         report.users.truncate(REPORT_LIST);
         report.file_systems.truncate(REPORT_LIST);
         Ok(Response::new(report))
     }
 
     async fn users(&self, _: Request<UsersRequest>) -> Result<Response<UsersReply>, Status> {
-        Ok(Response::new(UsersReply { users: self.engine.guest_agent().users().await? }))
+        Ok(Response::new(UsersReply { users: self.engine.guest_agent.users().await? }))
     }
 
     async fn file_systems(&self, _: Request<FileSystemsRequest>) -> Result<Response<FileSystemsReply>, Status> {
-        Ok(Response::new(FileSystemsReply { file_systems: self.engine.guest_agent().file_systems().await? }))
+        Ok(Response::new(FileSystemsReply { file_systems: self.engine.guest_agent.file_systems().await? }))
     }
 
     async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<Done>, Status> {
-        self.engine.guest_agent().freeze(request.into_inner().unfreeze_timeout_seconds).await?;
+        self.engine.guest_agent.freeze(request.into_inner().unfreeze_timeout_seconds).await?;
         Ok(Response::new(Done {}))
     }
 
     async fn unfreeze(&self, _: Request<UnfreezeRequest>) -> Result<Response<Done>, Status> {
-        self.engine.guest_agent().unfreeze().await?;
+        self.engine.guest_agent.unfreeze().await?;
         Ok(Response::new(Done {}))
     }
 
     async fn guest_ping(&self, request: Request<GuestPingRequest>) -> Result<Response<Done>, Status> {
-        let guest_agent = self.engine.guest_agent();
+        let guest_agent = &self.engine.guest_agent;
         if guest_agent.probes_paused() || guest_agent.may_be_frozen() {
             return Ok(Response::new(Done {}));
         }
@@ -338,7 +336,7 @@ impl Launcher for Service {
 
     async fn guest_exec(&self, request: Request<GuestExecRequest>) -> Result<Response<GuestExecReply>, Status> {
         let GuestExecRequest { path, arguments, timeout_seconds } = request.into_inner();
-        let guest_agent = self.engine.guest_agent();
+        let guest_agent = &self.engine.guest_agent;
         // Only probes run programs, and a frozen guest runs none.
         if guest_agent.may_be_frozen() {
             return Ok(Response::new(GuestExecReply::default()));

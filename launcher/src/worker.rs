@@ -14,7 +14,7 @@ use tracing::Instrument;
 use crate::{
     descriptors,
     domain::domain_name,
-    engine::{Action, Driver, EngineHandle, Outcome},
+    engine::{Action, Driver, EngineHandle, Outcome, Request},
     hypervisor::libvirt::Libvirt,
     migration,
     options::VmiArgs,
@@ -64,7 +64,7 @@ async fn work(args: VmiArgs, paths: Paths) -> std::io::Result<ExitCode> {
     let domain = domain_name(&args.namespace, &args.name);
     let libvirt = Libvirt::new(paths.clone(), tasks.clone(), domain, args.libvirt_log_filters.clone());
     let (driver, engine) = Driver::new(args, paths, Box::new(libvirt), &tasks);
-    engine.timings().worker(began, SystemTime::now());
+    engine.timings.worker(began, SystemTime::now());
 
     let (end, ended) = oneshot::channel();
     let (served_sender, served) = oneshot::channel::<()>();
@@ -126,7 +126,7 @@ async fn stop_on_signals([mut term, mut int]: [Signal; 2], engine: EngineHandle,
             _ = int.recv() => {}
         }
         tracing::info!("received a termination signal");
-        if let Err(error) = engine.act(Action::Terminate { grace }).await {
+        if let Err(error) = engine.ask(Request::Act(Action::Terminate { grace })).await {
             tracing::warn!(%error, "cannot stop the domain yet");
         }
     }

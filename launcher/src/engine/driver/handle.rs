@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
 use protocol::{LauncherState, StatsReply};
 use tokio::sync::{
@@ -12,8 +11,7 @@ use tokio::sync::{
 
 use super::timings::Timings;
 use crate::{
-    domain::unsupported::Unsupported,
-    engine::model::{Action, Answer, Request, RequestError, Wanted},
+    engine::model::{Answer, Request, RequestError},
     guest_agent::{Channel, GuestAgent},
     hypervisor::{Domain, HypervisorError},
     migration::{self, Channels},
@@ -35,10 +33,10 @@ pub(crate) struct EngineHandle {
     pub(super) state: watch::Receiver<LauncherState>,
     pub(super) domain: watch::Receiver<CurrentDomain>,
     pub(super) console: watch::Receiver<Option<Console>>,
-    pub(super) guest_agent: GuestAgent,
-    pub(super) paths: Paths,
-    pub(super) args: VmiArgs,
-    pub(super) timings: Timings,
+    pub(crate) guest_agent: GuestAgent,
+    pub(crate) paths: Paths,
+    pub(crate) args: VmiArgs,
+    pub(crate) timings: Timings,
     pub(super) channels: Channels,
 }
 
@@ -60,57 +58,9 @@ impl EngineHandle {
         self.state.clone()
     }
 
-    /// Returns the paths of this pod.
-    pub(crate) const fn paths(&self) -> &Paths {
-        &self.paths
-    }
-
-    /// Returns the identity of this pod's VMI.
-    pub(crate) const fn args(&self) -> &VmiArgs {
-        &self.args
-    }
-
     /// Returns the serial console, once the domain was started.
     pub(crate) fn console(&self) -> Option<Console> {
         self.console.borrow().clone()
-    }
-
-    /// Returns the times of the start's steps.
-    pub(crate) const fn timings(&self) -> &Timings {
-        &self.timings
-    }
-
-    pub(crate) const fn guest_agent(&self) -> &GuestAgent {
-        &self.guest_agent
-    }
-
-    /// Handles Hello of virt-handler.
-    pub(crate) async fn hello(
-        &self,
-        cache: Vec<protocol::CacheFile>,
-        allow_emulation: bool,
-    ) -> Result<(), RequestError> {
-        self.ask(Request::Hello { cache, allow_emulation }).await.map(drop)
-    }
-
-    /// Brings the domain in line with the VMI. Returns true if it was started.
-    pub(crate) async fn sync(
-        &self,
-        vmi: VirtualMachineInstance,
-        unsupported: Unsupported,
-        options: protocol::VmiOptions,
-    ) -> Result<bool, RequestError> {
-        self.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options }))).await
-    }
-
-    /// Starts or aborts a job.
-    pub(crate) async fn request(&self, request: Request) -> Result<(), RequestError> {
-        self.ask(request).await.map(drop)
-    }
-
-    /// Runs an action.
-    pub(crate) async fn act(&self, action: Action) -> Result<(), RequestError> {
-        self.ask(Request::Act(action)).await.map(drop)
     }
 
     /// Takes a screenshot, as PNG or PPM.
@@ -127,7 +77,8 @@ impl EngineHandle {
         Ok(stats)
     }
 
-    async fn ask(&self, request: Request) -> Answer {
+    /// Passes a request to the driver and returns the answer.
+    pub(crate) async fn ask(&self, request: Request) -> Answer {
         let (reply, answer) = oneshot::channel();
         self.requests.try_send((request, reply)).map_err(|error| match error {
             TrySendError::Full(_) => RequestError::Busy,

@@ -23,7 +23,7 @@ use crate::{
 
 /// Serves the migration socket of a worker.
 fn serve(worker: &Worker) -> PathBuf {
-    let path = worker.engine.paths().migration_socket();
+    let path = worker.engine.paths.migration_socket();
     let listener = socket::listen(&path).unwrap();
     tokio::spawn(migration::serve(listener, worker.engine.clone()));
     path
@@ -59,12 +59,12 @@ async fn prepare(worker: &Worker) -> Result<(), RequestError> {
     let unsupported = Unsupported::find(&object);
     let vmi = serde_json::from_value(object).unwrap();
     let wanted = Arc::new(Wanted { vmi, unsupported, options: VmiOptions::default() });
-    worker.engine.request(Request::PrepareMigration { migration: "a".into(), wanted }).await
+    worker.engine.ask(Request::PrepareMigration { migration: "a".into(), wanted }).await.map(drop)
 }
 
 async fn migrate(worker: &Worker, name: &str) -> Result<(), RequestError> {
     let request = MigrateRequest { migration: name.into(), ..MigrateRequest::default() };
-    worker.engine.request(Request::Migrate(Arc::new(request))).await
+    worker.engine.ask(Request::Migrate(Arc::new(request))).await.map(drop)
 }
 
 async fn reaches(worker: &Worker, step: MigrationStep) -> MigrationReport {
@@ -87,7 +87,7 @@ async fn a_domain_moves_between_two_launchers() {
     migrate(&source, "a").await.unwrap();
     let mut state = source.engine.watch();
     state.wait_for(|state| state.migration.as_ref().is_some_and(|report| report.total == 10)).await.unwrap();
-    assert!(source.engine.paths().migration_channel(Channel::Memory).exists());
+    assert!(source.engine.paths.migration_channel(Channel::Memory).exists());
     one.fake.release("migrate");
     reaches(&source, MigrationStep::Moved).await;
     reaches(&target, MigrationStep::Moved).await;
@@ -138,7 +138,7 @@ async fn a_failed_migration_leaves_the_guest_here() {
     assert_eq!(source.sync(json!({})).await, Ok(false));
     migrate(&source, "a").await.unwrap();
     assert_eq!(pod.fake.take_calls().iter().filter(|call| *call == "migrate").count(), 1);
-    source.engine.act(Action::Pause).await.unwrap();
+    source.engine.ask(Request::Act(Action::Pause)).await.unwrap();
     source.outcome.abort();
     // The worker that follows knows its result.
     let restarted = pod.worker().await;

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{
     domain::unsupported::Unsupported,
-    engine::model::{Action, JobName, RequestError},
+    engine::model::{Action, JobName, Request, RequestError, Wanted},
     hypervisor::{HypervisorError, fake::Fake},
 };
 
@@ -73,7 +73,7 @@ impl TestPod {
     /// Starts a worker and sends Hello.
     pub(super) async fn worker(&self) -> Worker {
         let worker = self.worker_with(false);
-        worker.engine.hello(Vec::new(), true).await.unwrap();
+        worker.engine.ask(Request::Hello { cache: Vec::new(), allow_emulation: true }).await.unwrap();
         worker
     }
 
@@ -98,7 +98,7 @@ impl Worker {
     }
 
     pub(super) async fn finish(self) -> Outcome {
-        self.engine.act(Action::Finish).await.unwrap();
+        self.engine.ask(Request::Act(Action::Finish)).await.unwrap();
         self.outcome.await.unwrap().unwrap()
     }
 }
@@ -112,7 +112,7 @@ async fn sync(engine: EngineHandle, domain: Value, volumes: Value) -> Result<boo
     });
     let unsupported = Unsupported::find(&object);
     let vmi: VirtualMachineInstance = serde_json::from_value(object).unwrap();
-    engine.sync(vmi, unsupported, VmiOptions::default()).await
+    engine.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options: VmiOptions::default() }))).await
 }
 
 /// Syncs a VMI with hot-plugged volumes and a disk for each: the name, and the phase if the volume is in the spec.
@@ -130,7 +130,8 @@ async fn plugged(engine: &EngineHandle, disks: Value, volumes: &[(&str, &str)]) 
         "status": {"volumeStatus": volumes.iter().map(status).collect::<Vec<_>>()},
     });
     let unsupported = Unsupported::find(&object);
-    engine.sync(serde_json::from_value(object).unwrap(), unsupported, VmiOptions::default()).await
+    let vmi = serde_json::from_value(object).unwrap();
+    engine.ask(Request::Sync(Arc::new(Wanted { vmi, unsupported, options: VmiOptions::default() }))).await
 }
 
 /// Returns the disks of the published state.
@@ -292,7 +293,7 @@ async fn a_domain_starts_with_few_calls_and_ends_with_its_guest() {
     let state = worker.reaches(Lifecycle::Running).await;
     assert_eq!((state.reason.as_str(), state.machine_type.as_str()), ("booted", "q35"));
     assert_eq!(worker.sync(json!({})).await, Ok(false));
-    assert!(matches!(worker.engine.act(Action::Finish).await, Err(RequestError::NotEnded)));
+    assert!(matches!(worker.engine.ask(Request::Act(Action::Finish)).await, Err(RequestError::NotEnded)));
     pod.fake.set_domain(Lifecycle::Shutoff, "shutdown");
     worker.reaches(Lifecycle::Shutoff).await;
     assert_eq!(worker.finish().await, Outcome { success: true, message: "shutdown".into() });
@@ -304,7 +305,7 @@ async fn a_crash_of_qemu_fails_the_pod() {
     let worker = pod.running().await;
     pod.fake.set_domain(Lifecycle::Shutoff, "crashed");
     assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "crashed");
-    assert!(matches!(worker.engine.act(Action::Pause).await, Err(RequestError::NoDomain)));
+    assert!(matches!(worker.engine.ask(Request::Act(Action::Pause)).await, Err(RequestError::NoDomain)));
     assert_eq!(worker.finish().await, Outcome { success: false, message: "crashed".into() });
 }
 
@@ -314,7 +315,7 @@ async fn the_domain_stays_while_libvirts_daemon_is_away() {
     let worker = pod.running().await;
     pod.fake.end_daemon();
     settle().await;
-    let paused = worker.engine.act(Action::Pause).await;
+    let paused = worker.engine.ask(Request::Act(Action::Pause)).await;
     assert!(matches!(paused, Err(RequestError::Hypervisor(HypervisorError::Disconnected(_)))), "{paused:?}");
     assert_eq!(worker.engine.watch().borrow().lifecycle(), Lifecycle::Running);
     // The new connection shows a change that came without an event.
@@ -381,19 +382,19 @@ async fn a_request_that_conflicts_with_the_start_is_refused_with_its_name() {
     pod.fake.hold("create");
     let start = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
     settle().await;
-    let refused = worker.engine.act(Action::Pause).await;
+    let refused = worker.engine.ask(Request::Act(Action::Pause)).await;
     assert_eq!(refused, Err(RequestError::Conflict { job: JobName::Start, progress: "starting QEMU" }));
     assert_eq!(refused.unwrap_err().to_string(), "the domain is busy: start is in progress (starting QEMU)");
     // A second Sync shares the start; a kill waits for QEMU.
     let second = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
     settle().await;
     let engine = worker.engine.clone();
-    let kill = tokio::spawn(async move { engine.act(Action::Kill).await });
+    let kill = tokio::spawn(async move { engine.ask(Request::Act(Action::Kill)).await });
     settle().await;
     assert!(!kill.is_finished() && !second.is_finished());
     pod.fake.release("create");
     assert_eq!(start.await.unwrap(), Ok(true));
-    assert_eq!(kill.await.unwrap(), Ok(()));
+    assert_eq!(kill.await.unwrap(), Ok(false));
     assert!(second.await.unwrap().is_err() || worker.engine.watch().borrow().lifecycle() == Lifecycle::Shutoff);
     assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "destroyed");
 }
@@ -405,7 +406,7 @@ async fn a_kill_aborts_a_start_that_has_not_reached_qemu() {
     pod.fake.hold("define");
     let start = tokio::spawn(sync(worker.engine.clone(), json!({}), json!([])));
     settle().await;
-    assert_eq!(worker.engine.act(Action::Kill).await, Ok(()));
+    assert_eq!(worker.engine.ask(Request::Act(Action::Kill)).await, Ok(false));
     assert_eq!(start.await.unwrap(), Err(RequestError::Ending));
     pod.fake.release("define");
     settle().await;
@@ -419,13 +420,13 @@ async fn a_held_call_does_not_delay_other_requests() {
     let worker = pod.running().await;
     pod.fake.hold("reset");
     let engine = worker.engine.clone();
-    let reset = tokio::spawn(async move { engine.act(Action::Reset).await });
+    let reset = tokio::spawn(async move { engine.ask(Request::Act(Action::Reset)).await });
     settle().await;
-    assert_eq!(worker.engine.act(Action::Pause).await, Ok(()));
+    assert_eq!(worker.engine.ask(Request::Act(Action::Pause)).await, Ok(false));
     assert_eq!(worker.engine.watch().borrow().lifecycle(), Lifecycle::Paused);
-    assert_eq!(worker.engine.act(Action::Unpause).await, Ok(()));
+    assert_eq!(worker.engine.ask(Request::Act(Action::Unpause)).await, Ok(false));
     pod.fake.release("reset");
-    assert_eq!(reset.await.unwrap(), Ok(()));
+    assert_eq!(reset.await.unwrap(), Ok(false));
 }
 
 #[tokio::test(start_paused = true)]
@@ -434,7 +435,7 @@ async fn qemu_is_forced_to_end_after_the_grace_period() {
     let worker = pod.running().await;
     pod.fake.fail("shutdown", HypervisorError::Timeout("shutdown"));
     pod.fake.take_calls();
-    assert_eq!(worker.engine.act(Action::Shutdown { grace: 3 }).await, Ok(()));
+    assert_eq!(worker.engine.ask(Request::Act(Action::Shutdown { grace: 3 })).await, Ok(false));
     pod.fake.fail("destroy gently", HypervisorError::Timeout("destroy"));
     assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "destroyed");
     let calls: Vec<String> = pod.fake.take_calls().into_iter().filter(|call| call != "read").collect();
@@ -447,7 +448,7 @@ async fn a_simulated_failure_is_published_before_the_launcher_ends() {
     let worker = pod.worker_with(true);
     let mut state = worker.engine.watch();
     let failure = state.wait_for(|state| !state.failure.is_empty()).await.unwrap().failure.clone();
-    worker.engine.hello(Vec::new(), false).await.unwrap();
+    worker.engine.ask(Request::Hello { cache: Vec::new(), allow_emulation: false }).await.unwrap();
     assert_eq!(worker.finish().await, Outcome { success: false, message: failure });
 }
 
