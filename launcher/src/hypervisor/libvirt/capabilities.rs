@@ -23,7 +23,8 @@ use rustix::process::{Pid, WaitOptions, wait};
 use thiserror::Error;
 
 use super::{
-    connection::Connection,
+    callbacks,
+    connection::{CallKind, Connection},
     daemon::{self, Daemon, DaemonProgram},
 };
 use crate::{
@@ -253,10 +254,16 @@ async fn describe(scratch: &Path, program: &DaemonProgram, paths: &Paths) -> Res
         }
         tokio::time::sleep(Duration::from_millis(15)).await;
     };
-    let host = connection.host_capabilities(CALL_DEADLINE).await?;
-    let domains = match connection.domain_capabilities(MACHINE_TYPE.into(), "kvm".into(), CALL_DEADLINE).await {
+    let kind = CallKind::Ordinary;
+    let host = connection.run(kind, "capabilities", CALL_DEADLINE, |connect| Ok(connect.get_capabilities()?)).await?;
+    let domains = |virtualization: &'static str| {
+        connection.run(kind, "domain capabilities", CALL_DEADLINE, move |connect| {
+            callbacks::domain_capabilities(connect, MACHINE_TYPE, virtualization)
+        })
+    };
+    let domains = match domains("kvm").await {
         Ok(xml) => xml,
-        Err(_) => connection.domain_capabilities(MACHINE_TYPE.into(), "qemu".into(), CALL_DEADLINE).await?,
+        Err(_) => domains("qemu").await?,
     };
     for (file, content) in [("capabilities.xml", host), ("virsh_domcapabilities.xml", domains)] {
         let path = scratch.join(file);

@@ -7,9 +7,9 @@ use std::{
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use virt::{connect::Connect, domain::Domain};
+use virt::connect::Connect;
 
-use super::callbacks::{self, Registrations};
+use super::callbacks::Registrations;
 use crate::hypervisor::{HypervisorError, Signals};
 
 /// Kinds of calls, each with a limit of its own. A call past its deadline keeps its thread until libvirt answers; the limits
@@ -27,6 +27,8 @@ pub(super) enum CallKind {
 }
 
 impl CallKind {
+    const ALL: [Self; 4] = [Self::Ordinary, Self::GuestAgent, Self::End, Self::Job];
+
     /// Returns the limit of concurrent calls. Their sum is less than the blocking threads of the worker.
     pub(crate) const fn limit(self) -> usize {
         match self {
@@ -40,32 +42,15 @@ impl CallKind {
 }
 
 /// Permits of the calls in progress by kind.
-struct Permits {
-    ordinary: Arc<Semaphore>,
-    guest_agent: Arc<Semaphore>,
-    end: Arc<Semaphore>,
-    job: Arc<Semaphore>,
-}
+struct Permits([Arc<Semaphore>; CallKind::ALL.len()]);
 
 impl Permits {
     fn new() -> Self {
-        let of = |kind: CallKind| Arc::new(Semaphore::new(kind.limit()));
-        Self {
-            ordinary: of(CallKind::Ordinary),
-            guest_agent: of(CallKind::GuestAgent),
-            end: of(CallKind::End),
-            job: of(CallKind::Job),
-        }
+        Self(CallKind::ALL.map(|kind| Arc::new(Semaphore::new(kind.limit()))))
     }
 
     fn acquire(&self, kind: CallKind) -> Result<OwnedSemaphorePermit, HypervisorError> {
-        let permits = match kind {
-            CallKind::Ordinary => &self.ordinary,
-            CallKind::GuestAgent => &self.guest_agent,
-            CallKind::End => &self.end,
-            CallKind::Job => &self.job,
-        };
-        permits.clone().try_acquire_owned().map_err(|_| HypervisorError::Busy)
+        self.0[kind as usize].clone().try_acquire_owned().map_err(|_| HypervisorError::Busy)
     }
 }
 
@@ -150,53 +135,6 @@ impl Connection {
         })
         .await
     }
-
-    /// Runs `call` with the domain of this name.
-    pub(super) async fn with_domain<T, F>(
-        &self,
-        kind: CallKind,
-        what: &'static str,
-        name: String,
-        deadline: Duration,
-        call: F,
-    ) -> Result<T, HypervisorError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Domain) -> Result<T, HypervisorError> + Send + 'static,
-    {
-        self.run(kind, what, deadline, with_domain(name, call)).await
-    }
-
-    /// Returns libvirt's description of the host (`virConnectGetCapabilities`).
-    pub(crate) async fn host_capabilities(&self, deadline: Duration) -> Result<String, HypervisorError> {
-        self.run(CallKind::Ordinary, "capabilities", deadline, |connect| Ok(connect.get_capabilities()?)).await
-    }
-
-    /// Returns libvirt's description of the domains the host can run (`virConnectGetDomainCapabilities`).
-    pub(crate) async fn domain_capabilities(
-        &self,
-        machine_type: String,
-        virtualization: String,
-        deadline: Duration,
-    ) -> Result<String, HypervisorError> {
-        self.run(CallKind::Ordinary, "domain capabilities", deadline, move |connect| {
-            callbacks::domain_capabilities(connect, &machine_type, &virtualization)
-        })
-        .await
-    }
-}
-
-/// Looks the domain of this name up for a call.
-fn with_domain<T>(
-    name: String,
-    call: impl FnOnce(&Domain) -> Result<T, HypervisorError>,
-) -> impl FnOnce(&Connect) -> Result<T, HypervisorError> {
-    move |connect| {
-        if name.contains('\0') {
-            return Err(HypervisorError::ZeroByte);
-        }
-        call(&Domain::lookup_by_name(connect, &name)?)
-    }
 }
 
 async fn blocking<T, F>(what: &'static str, deadline: Duration, call: F) -> Result<T, HypervisorError>
@@ -206,8 +144,7 @@ where
 {
     match tokio::time::timeout(deadline, tokio::task::spawn_blocking(call)).await {
         Ok(Ok(result)) => result,
-        Ok(Err(_)) => Err(HypervisorError::Timeout(what)),
-        Err(_) => Err(HypervisorError::Timeout(what)),
+        Ok(Err(_)) | Err(_) => Err(HypervisorError::Timeout(what)),
     }
 }
 
@@ -217,18 +154,17 @@ mod tests {
 
     #[test]
     fn no_kind_of_call_uses_up_the_permits_of_another() {
-        const KINDS: [CallKind; 4] = [CallKind::Ordinary, CallKind::GuestAgent, CallKind::End, CallKind::Job];
-        for greedy in KINDS {
+        for greedy in CallKind::ALL {
             let permits = Permits::new();
             let held: Vec<_> = std::iter::from_fn(|| permits.acquire(greedy).ok()).collect();
             assert_eq!(held.len(), greedy.limit());
-            for kind in KINDS {
+            for kind in CallKind::ALL {
                 assert_eq!(permits.acquire(kind).is_ok(), kind != greedy, "{greedy:?} {kind:?}");
             }
             drop(held);
             assert!(permits.acquire(greedy).is_ok());
         }
-        let all: usize = KINDS.iter().map(|kind| kind.limit()).sum();
+        let all: usize = CallKind::ALL.iter().map(|kind| kind.limit()).sum();
         assert!(all < crate::worker::BLOCKING_THREADS, "{all} calls leave no thread for files");
     }
 }

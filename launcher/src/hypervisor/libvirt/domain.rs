@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use protocol::StatsReply;
-use virt::{domain::Domain as VirtDomain, stream::Stream, sys};
+use virt::{connect::Connect, domain::Domain as VirtDomain, stream::Stream, sys};
 
 use super::{
     callbacks,
@@ -63,8 +63,21 @@ impl LibvirtDomain {
         T: Send + 'static,
         F: FnOnce(&VirtDomain) -> Result<T, HypervisorError> + Send + 'static,
     {
-        let (connection, name) = (self.connection.clone(), self.name.clone());
-        Box::pin(async move { connection.with_domain(kind, what, name, deadline, call).await })
+        let name = self.name.clone();
+        self.run(kind, what, deadline, move |connect| {
+            without_zero(&name)?;
+            call(&VirtDomain::lookup_by_name(connect, &name)?)
+        })
+    }
+
+    /// Runs a call of this kind with the connection.
+    fn run<T, F>(&self, kind: CallKind, what: &'static str, deadline: Duration, call: F) -> Call<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connect) -> Result<T, HypervisorError> + Send + 'static,
+    {
+        let connection = self.connection.clone();
+        Box::pin(async move { connection.run(kind, what, deadline, call).await })
     }
 }
 
@@ -95,20 +108,13 @@ impl Domain for LibvirtDomain {
 
     /// Reads the capabilities cache and the CPU models in the daemon (30 ms). The answer, QEMU's version, is discarded.
     fn warm_up(&self) -> Call<()> {
-        let connection = self.connection.clone();
-        Box::pin(async move {
-            connection
-                .run(CallKind::Ordinary, "version", CALL_DEADLINE, |connect| Ok(connect.get_hyp_version().map(drop)?))
-                .await
-        })
+        self.run(CallKind::Ordinary, "version", CALL_DEADLINE, |connect| Ok(connect.get_hyp_version().map(drop)?))
     }
 
     fn define(&self, xml: String) -> Call<()> {
-        let connection = self.connection.clone();
-        Box::pin(async move {
+        self.run(CallKind::Ordinary, "define", CALL_DEADLINE, move |connect| {
             without_zero(&xml)?;
-            let define = move |connect: &virt::connect::Connect| Ok(VirtDomain::define_xml(connect, &xml).map(drop)?);
-            connection.run(CallKind::Ordinary, "define", CALL_DEADLINE, define).await
+            Ok(VirtDomain::define_xml(connect, &xml).map(drop)?)
         })
     }
 
@@ -302,8 +308,8 @@ impl Domain for LibvirtDomain {
     }
 
     fn screenshot(&self) -> Call<(String, Vec<u8>)> {
-        let (connection, name) = (self.connection.clone(), self.name.clone());
-        let screenshot = move |connect: &virt::connect::Connect| {
+        let name = self.name.clone();
+        self.run(CallKind::Ordinary, "screenshot", CALL_DEADLINE, move |connect| {
             let domain = VirtDomain::lookup_by_name(connect, &name)?;
             let stream = Stream::new(connect, 0)?;
             let kind = domain.screenshot(&stream, 0, 0)?;
@@ -321,8 +327,7 @@ impl Domain for LibvirtDomain {
             }
             stream.finish()?;
             Ok((kind, picture))
-        };
-        Box::pin(async move { connection.run(CallKind::Ordinary, "screenshot", CALL_DEADLINE, screenshot).await })
+        })
     }
 }
 
@@ -340,7 +345,7 @@ mod tests {
             let (started, has_started) = tokio::sync::oneshot::channel();
             let connection = connection.clone();
             tokio::spawn(async move {
-                let block = move |_: &virt::connect::Connect| {
+                let block = move |_: &Connect| {
                     let _ = started.send(());
                     let _ = released.recv();
                     Ok(())
