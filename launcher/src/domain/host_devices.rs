@@ -102,12 +102,7 @@ impl PciAddress {
             .with("slot", format!("0x{slot:02x}"))
             .with("function", format!("0x{function:x}"));
         // The node's administrator has bound the device to vfio-pci; libvirt has no right to change drivers.
-        Element::new("hostdev")
-            .with("mode", "subsystem")
-            .with("type", "pci")
-            .with("managed", "no")
-            .child(Element::new("source").child(address))
-            .child(alias(name))
+        hostdev("pci", Some("no"), address, name)
     }
 }
 
@@ -131,12 +126,17 @@ impl UsbAddress {
 
     fn element(self, name: &str) -> Element {
         let address = Element::new("address").with("bus", self.bus.to_string()).with("device", self.device.to_string());
-        Element::new("hostdev")
-            .with("mode", "subsystem")
-            .with("type", "usb")
-            .child(Element::new("source").child(address))
-            .child(alias(name))
+        hostdev("usb", None, address, name)
     }
+}
+
+fn hostdev(kind: &str, managed: Option<&str>, address: Element, name: &str) -> Element {
+    Element::new("hostdev")
+        .with("mode", "subsystem")
+        .with("type", kind)
+        .with_some("managed", managed)
+        .child(Element::new("source").child(address))
+        .child(alias(name))
 }
 
 /// A requested device.
