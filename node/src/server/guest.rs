@@ -18,45 +18,44 @@ use axum::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use protocol::{
-    FileSystemsRequest, FreezeRequest, GuestInfo, GuestReportReply, GuestReportRequest, UnfreezeRequest, UsersRequest,
+    FileSystemsRequest, FreezeRequest, GuestInfo, GuestReportReply, GuestReportRequest, Unary, UnfreezeRequest,
+    UsersRequest,
 };
 
 use super::{Failure, Served, failed_call};
 use crate::{
-    launcher::{CALL_TIMEOUT, GUEST_TIMEOUT},
+    launcher::{CALL_TIMEOUT, GUEST_TIMEOUT, Reply},
     vmi::{Event, Refusal},
 };
 
 /// Limit of a freeze: the guest writes its caches first.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
 
-pub(super) async fn os_info(
+type VmiPath = Path<(String, String)>;
+
+/// Calls the launcher of a VMI.
+async fn call<R: Unary<Reply: Reply>>(
     State(served): State<Served>,
-    Path((namespace, name)): Path<(String, String)>,
-) -> Result<Json<GuestAgentInfo>, Failure> {
+    Path((namespace, name)): VmiPath,
+    request: R,
+) -> Result<R::Reply, Failure> {
     let handle = served.handle(&namespace, &name)?;
     let _slot = served.call_slot(&namespace)?;
-    let report = handle.launcher()?.call(GuestReportRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
+    Ok(handle.launcher()?.call(request, GUEST_TIMEOUT).await.map_err(Refusal::from)?)
+}
+
+pub(super) async fn os_info(served: State<Served>, vmi: VmiPath) -> Result<Json<GuestAgentInfo>, Failure> {
+    let report = call(served, vmi, GuestReportRequest {}).await?;
     Ok(Json(agent_info(report)))
 }
 
-pub(super) async fn users(
-    State(served): State<Served>,
-    Path((namespace, name)): Path<(String, String)>,
-) -> Result<Json<GuestUserList>, Failure> {
-    let handle = served.handle(&namespace, &name)?;
-    let _slot = served.call_slot(&namespace)?;
-    let reply = handle.launcher()?.call(UsersRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
+pub(super) async fn users(served: State<Served>, vmi: VmiPath) -> Result<Json<GuestUserList>, Failure> {
+    let reply = call(served, vmi, UsersRequest {}).await?;
     Ok(Json(GuestUserList { items: reply.users.into_iter().map(user).collect(), metadata: ListMeta::default() }))
 }
 
-pub(super) async fn file_systems(
-    State(served): State<Served>,
-    Path((namespace, name)): Path<(String, String)>,
-) -> Result<Json<GuestFileSystemList>, Failure> {
-    let handle = served.handle(&namespace, &name)?;
-    let _slot = served.call_slot(&namespace)?;
-    let reply = handle.launcher()?.call(FileSystemsRequest {}, GUEST_TIMEOUT).await.map_err(Refusal::from)?;
+pub(super) async fn file_systems(served: State<Served>, vmi: VmiPath) -> Result<Json<GuestFileSystemList>, Failure> {
+    let reply = call(served, vmi, FileSystemsRequest {}).await?;
     Ok(Json(GuestFileSystemList {
         items: reply.file_systems.into_iter().map(file_system).collect(),
         metadata: ListMeta::default(),

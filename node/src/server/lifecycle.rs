@@ -21,23 +21,8 @@ use crate::{
 /// Size of the pieces in which a screenshot is sent.
 const PIECE: usize = 64 * 1024;
 
-pub(super) async fn pause(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, handle, Request::Pause).await
-}
-
-pub(super) async fn unpause(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, handle, Request::Unpause).await
-}
-
-pub(super) async fn reset(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, handle, Request::Reset).await
-}
-
-pub(super) async fn soft_reboot(served: State<Served>, handle: Path<(String, String)>) -> Result<StatusCode, Failure> {
-    ask(served, handle, Request::SoftReboot).await
-}
-
-async fn ask(
+/// Passes the request of a user on to the VMI.
+pub(super) async fn ask(
     State(served): State<Served>,
     Path((namespace, name)): Path<(String, String)>,
     request: Request,

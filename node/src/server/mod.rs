@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     launcher::LauncherError,
     metrics::{StreamKind, StreamMetrics},
-    vmi::{Handle, Refusal, Vmis},
+    vmi::{Handle, Refusal, Request, Vmis},
     vsock::Guests,
 };
 
@@ -101,15 +101,16 @@ pub(crate) fn router(
     streams: TaskTracker,
 ) -> Router {
     let path = |rest: &str| format!("{VMI_PATH}/{rest}");
+    let ask = |request| put(move |served, vmi| lifecycle::ask(served, vmi, request));
     let (screenshots, calls) = (StreamQuota::new(SCREENSHOTS), StreamQuota::new(CALLS));
     Router::new()
         .route(&path("console"), get(stream::console))
         .route(&path("vnc"), get(stream::vnc))
         .route(&path("vnc/screenshot"), get(lifecycle::screenshot))
-        .route(&path("pause"), put(lifecycle::pause))
-        .route(&path("unpause"), put(lifecycle::unpause))
-        .route(&path("reset"), put(lifecycle::reset))
-        .route(&path("softreboot"), put(lifecycle::soft_reboot))
+        .route(&path("pause"), ask(Request::Pause))
+        .route(&path("unpause"), ask(Request::Unpause))
+        .route(&path("reset"), ask(Request::Reset))
+        .route(&path("softreboot"), ask(Request::SoftReboot))
         .route(&path("usbredir"), get(stream::usb_redirection))
         .route(&path("vsock"), get(vsock::connect))
         .route(&path("guestosinfo"), get(guest::os_info))

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use super::{CALLS, MAX_STREAMS, SCREENSHOTS, Served, lifecycle, router};
 use crate::{
     metrics::{Metrics, StreamKind, StreamMetrics},
-    vmi::tests::Stage,
+    vmi::{Request, tests::Stage},
     vsock::Guests,
 };
 
@@ -389,7 +389,7 @@ async fn no_namespace_blocks_the_calls_of_others() {
     };
     let held: Vec<_> = std::iter::from_fn(|| served.call_slot("ns").ok()).collect();
     assert!(served.call_slot("other").is_ok(), "{} of {CALLS} places", held.len());
-    let pause = || lifecycle::pause(State(served.clone()), Path(("ns".to_owned(), "m".to_owned())));
+    let pause = || lifecycle::ask(State(served.clone()), Path(("ns".to_owned(), "m".to_owned())), Request::Pause);
     assert_eq!(pause().await.err().map(|refusal| refusal.0), Some(StatusCode::TOO_MANY_REQUESTS));
     drop(held);
     assert_eq!(pause().await.ok(), Some(StatusCode::ACCEPTED));
