@@ -233,14 +233,11 @@ fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, lacks_mig
         list.iter().any(|known| known.type_ == LIVE_MIGRATABLE && known.reason.as_deref() == Some(NOT_MIGRATABLE))
     });
     let obstacles = migratability::obstacles(vmi, lacks_feature);
-    match obstacles.first() {
-        Some(first) => {
-            condition::set(list, Condition::new(LIVE_MIGRATABLE, false, first.reason, &first.message, now));
-        }
-        None => {
-            condition::set(list, Condition::new(LIVE_MIGRATABLE, true, "", "", now));
-        }
-    }
+    let live = obstacles.first().map_or_else(
+        || Condition::new(LIVE_MIGRATABLE, true, "", "", now),
+        |first| Condition::new(LIVE_MIGRATABLE, false, first.reason, &first.message, now),
+    );
+    condition::set(list, live);
     let with_storage: Vec<String> = obstacles
         .iter()
         .filter(|obstacle| obstacle.with_storage)
