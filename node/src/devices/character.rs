@@ -36,7 +36,6 @@ const MISC: u32 = 10;
 
 impl Device {
     /// Returns the name of the resource that pods request.
-    #[must_use]
     pub(crate) fn resource(&self) -> String {
         format!("devices.kubevirt.io/{}", self.name)
     }

@@ -26,14 +26,12 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Returns the caches in the directory to which the init container writes.
-    #[must_use]
     pub(crate) fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// Returns the cache for launchers with or without `/dev/kvm`. Without a usable cache it is empty, and libvirt probes
     /// QEMU itself, which is slower.
-    #[must_use]
     pub(crate) fn files(&self, kvm: bool) -> Vec<protocol::CacheFile> {
         let name = if kvm { WITH_KVM } else { WITHOUT_KVM };
         match self.read(name) {

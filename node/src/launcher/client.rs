@@ -70,7 +70,6 @@ pub(crate) enum LauncherError {
 
 impl LauncherError {
     /// Returns true if the connection cannot be used any more.
-    #[must_use]
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Lost(_))
     }

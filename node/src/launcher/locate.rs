@@ -19,7 +19,6 @@ pub(crate) enum Candidates {
 /// Returns the pods on `node` among `status.activePods` (pod UID to node name; an empty name matches any node).
 ///
 /// A UID becomes a path component on the node, so that invalid ones are left out.
-#[must_use]
 pub(crate) fn candidates(active_pods: &BTreeMap<String, String>, node: &str) -> Candidates {
     let mut here: Vec<String> = active_pods
         .iter()

@@ -82,13 +82,11 @@ pub(crate) trait LauncherSocket: Send + Sync + 'static {
 }
 
 /// Lets the source's node open channels to a launcher of this node. Dropping it ends them.
-#[must_use]
 pub(crate) struct TargetEnd {
     _registered: target::Registered,
 }
 
 /// Relays the channels of a launcher of this node to the target's node. Dropping it ends them.
-#[must_use]
 pub(crate) struct SourceEnd {
     _stop: DropGuard,
 }

@@ -123,7 +123,6 @@ pub(crate) enum Error {
 
 impl Error {
     /// Returns true if the VMI requests an unsupported feature, so that no attempt can succeed.
-    #[must_use]
     pub(crate) fn is_permanent(&self) -> bool {
         matches!(
             self,

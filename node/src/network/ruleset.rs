@@ -35,7 +35,6 @@ pub(crate) struct Translation<'a> {
 }
 
 /// Returns the text for these families.
-#[must_use]
 pub(crate) fn ruleset(families: &[Translation<'_>]) -> String {
     families.iter().map(table).collect()
 }

@@ -48,19 +48,16 @@ impl Peer {
 
     /// Returns its process id. Data that is looked up by this number is valid only if the process [is alive](Self::is_alive)
     /// afterwards.
-    #[must_use]
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
     /// Returns its descriptor, for `setns`.
-    #[must_use]
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
     /// Returns true until it exits.
-    #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         // A process descriptor becomes readable when the process exits.
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];

@@ -100,7 +100,6 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
 }
 
 /// Returns the path of a pod's launcher socket beneath kubelet's `pods` directory.
-#[must_use]
 pub(crate) fn launcher_socket(pod_uid: &str) -> PathBuf {
     socket_path(pod_uid, "launcher-sock")
 }

@@ -78,13 +78,11 @@ impl Vmis {
     }
 
     /// Returns the VMI of this name.
-    #[must_use]
     pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Handle>> {
         self.lock().get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// Returns all VMIs.
-    #[must_use]
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
         self.lock().values().cloned().collect()
     }

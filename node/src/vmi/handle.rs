@@ -99,7 +99,6 @@ impl Handle {
     }
 
     /// Returns the newest object of the watch; `None` if the watch does not contain it.
-    #[must_use]
     pub(crate) fn vmi(&self) -> Option<Arc<VirtualMachineInstance>> {
         match &*self.feed.borrow() {
             Feed::Object(vmi) => Some(vmi.clone()),

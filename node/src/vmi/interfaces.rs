@@ -23,7 +23,6 @@ const MAX_NAME: usize = 64;
 
 /// Returns the merged list. `in_domain` are the interfaces of the domain and `in_domain_queues` their queues, if its launcher reports
 /// them; `guest` is empty while no guest agent is connected.
-#[must_use]
 pub(super) fn merged(
     vmi: &VirtualMachineInstance,
     pod: Option<&PodNetwork>,

@@ -24,7 +24,6 @@ const ALLOW_BRIDGE: &str = "kubevirt.io/allow-pod-bridge-network-live-migration"
 
 /// Returns all obstacles; the condition shows the first one. `lacks_feature`: the launcher is of a release without live
 /// migration.
-#[must_use]
 pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let mut add = |reason, message: String, with_storage| found.push(Obstacle { reason, message, with_storage });
@@ -76,7 +75,6 @@ pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Ve
 }
 
 /// Returns `BlockMigration` if disks would have to be copied.
-#[must_use]
 pub(super) fn method(vmi: &VirtualMachineInstance) -> &'static str {
     let moved = vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
     let local = vmi.spec.volumes.iter().any(|volume| {

@@ -62,7 +62,6 @@ pub(crate) struct ApiRecords {
 
 impl ApiRecords {
     /// Returns records that use `client`. Events are written by a task of their own.
-    #[must_use]
     pub(crate) fn new(
         client: Client,
         node: &str,

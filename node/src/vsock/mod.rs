@@ -31,7 +31,6 @@ pub(crate) struct Guests {
 
 impl Guests {
     /// Returns a connector to the guests of this host. With TLS, it shows `identity`.
-    #[must_use]
     pub(crate) fn new(identity: Identity) -> Self {
         Self::dialled(identity, |cid, port| {
             Box::pin(async move { Ok(Box::new(socket::connect(cid, port).await?) as Box<dyn Duplex>) })

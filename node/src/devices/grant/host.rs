@@ -22,14 +22,12 @@ fn resources(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &str> {
 }
 
 /// Returns true if a VMI requests host devices.
-#[must_use]
 pub(crate) fn uses_any(vmi: &VirtualMachineInstance) -> bool {
     resources(vmi).next().is_some()
 }
 
 /// Returns the memory that the launcher of a VMI must lock: a device behind the IOMMU can access the guest's memory at any
 /// time. `None` if there are only USB devices.
-#[must_use]
 pub(crate) fn locked_memory(vmi: &VirtualMachineInstance, permitted: Option<&PermittedHostDevices>) -> Option<u64> {
     let usb = |resource: &str| {
         permitted.is_some_and(|permitted| permitted.usb.iter().any(|device| device.resource_name == resource))

@@ -34,7 +34,6 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Returns the prefix of the environment variable that holds the addresses of a container's devices.
-    #[must_use]
     pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Pci => host_devices::PCI_VARIABLE,
@@ -112,7 +111,6 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     /// Returns the inventory of the trees `sys` and `dev`. Nothing is permitted yet.
-    #[must_use]
     pub(crate) fn new(sys: PathBuf, dev: PathBuf) -> Self {
         Self { sys, dev, state: Mutex::default() }
     }
@@ -127,7 +125,6 @@ impl Inventory {
     }
 
     /// Returns every resource to offer with its current units.
-    #[must_use]
     pub(crate) fn units(&self) -> Found {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { rules, sets, .. } = &mut *state;
@@ -149,7 +146,6 @@ impl Inventory {
     }
 
     /// Returns the directories that change when devices are plugged or unplugged.
-    #[must_use]
     pub(crate) fn directories(&self) -> Vec<SafeDir> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(dev) = SafeDir::trusted(&self.dev) else { return Vec::new() };
@@ -169,7 +165,6 @@ impl Inventory {
     }
 
     /// Returns true if nothing is permitted that this node could have.
-    #[must_use]
     pub(crate) fn is_idle(&self) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).rules == Rules::default()
     }

@@ -29,7 +29,6 @@ pub(crate) struct Offer {
 pub(crate) type Offers = BTreeMap<String, Offer>;
 
 /// Returns true if all plugins are registered; false without any resource.
-#[must_use]
 pub(crate) fn all_known(offers: &Offers) -> bool {
     !offers.is_empty() && offers.values().all(|offer| offer.registration == Registration::Done)
 }

@@ -67,7 +67,6 @@ struct Scrape {
 
 impl DomainMetrics {
     /// Returns a collector for the domains of `source`.
-    #[must_use]
     pub(crate) fn new(source: impl Fn() -> Vec<Domain> + Send + Sync + 'static, node: String) -> Self {
         Self { source: Arc::new(source), node, scrape: Arc::default(), families: Arc::default() }
     }

@@ -192,7 +192,6 @@ pub(crate) struct NodeFacts {
 }
 
 /// Returns the desired labels of the node.
-#[must_use]
 pub(crate) fn labels(capabilities: &Capabilities, facts: &NodeFacts) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut add = |prefix: &str, name: &str, value: &str| {
@@ -262,7 +261,6 @@ pub(crate) fn labels(capabilities: &Capabilities, facts: &NodeFacts) -> BTreeMap
 }
 
 /// Returns the labels that always exist, with either value.
-#[must_use]
 pub(crate) fn switches(facts: &NodeFacts) -> BTreeMap<String, String> {
     let value = if facts.cpu_manager { TRUE } else { "false" };
     [label::CPU_MANAGER, label::CPU_MANAGER_LEGACY].map(|key| (key.to_owned(), value.to_owned())).into()

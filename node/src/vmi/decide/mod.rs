@@ -85,7 +85,6 @@ impl Decision {
 }
 
 /// Decides what to do next.
-#[must_use]
 pub(super) fn decide(observed: &Observed, now: Now) -> Decision {
     let mut decision = Decision::default();
     if observed.object == ObjectState::Unverified {
