@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::State;
 use crate::engine::{
-    jobs::{WAITING, start::Start, sync::Sync},
-    model::{JobName, RequestError, RequestId, Stage, Wanted},
+    jobs::{Job, WAITING, start::Start, sync::Sync},
+    model::{RequestError, RequestId, Stage, Wanted},
 };
 
 /// Syncs that follow the one in progress; all get the result of the newest VMI.
@@ -51,7 +51,7 @@ impl State {
 
     /// Reports that a start or a Sync is in progress.
     pub(super) fn is_syncing(&self) -> bool {
-        self.jobs().any(|job| matches!(job.name(), JobName::Start | JobName::Sync))
+        self.job.iter().chain(&self.beside).any(|job| matches!(job, Job::Start(_) | Job::Sync(_)))
     }
 
     /// Keeps the newest VMI for when the present Sync is done: it has the same time limit.
