@@ -202,16 +202,14 @@ impl Executor {
             Effect::Write(mut desired) => {
                 let events = std::mem::take(&mut desired.events);
                 let call = async move { write(&*records, &vmi, &desired).await };
-                let late = Err(WriteError::Other("the API server did not answer in time".into()));
-                self.outcome("write", RECORD_LIMIT, call, late, |result| Outcome::Written(result, events));
+                self.record("write", call, |result| Outcome::Written(result, events));
             }
             Effect::WriteProgress(progress) => {
                 let version = &vmi.metadata.resource_version;
                 let annotations = json!({MIGRATION_PROGRESS: progress});
                 let patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
                 let call = async move { records.patch(&vmi, patch).await };
-                let late = Err(WriteError::Other("the API server did not answer in time".into()));
-                self.outcome("progress", RECORD_LIMIT, call, late, Outcome::ProgressWritten);
+                self.record("progress", call, Outcome::ProgressWritten);
             }
             Effect::Relay(route) => {
                 // The former connections end before others begin.
@@ -221,8 +219,7 @@ impl Executor {
             }
             Effect::Read => {
                 let call = async move { records.read(&vmi).await };
-                let late = Err(WriteError::Other("the API server did not answer in time".into()));
-                self.outcome("read", RECORD_LIMIT, call, late, Outcome::Read);
+                self.record("read", call, Outcome::Read);
             }
             Effect::Publish(event) => records.publish(&vmi, event),
             Effect::Retire => {}
@@ -276,15 +273,15 @@ impl Executor {
         true
     }
 
-    fn outcome<T: Send + 'static>(
+    /// Starts a call to the API server.
+    fn record<T: Send + 'static>(
         &mut self,
         name: &'static str,
-        limit: Duration,
-        call: impl Future<Output = T> + Send + 'static,
-        late: T,
-        outcome: impl FnOnce(T) -> Outcome + Send + 'static,
+        call: impl Future<Output = Result<T, WriteError>> + Send + 'static,
+        outcome: impl FnOnce(Result<T, WriteError>) -> Outcome + Send + 'static,
     ) {
-        self.call(name, limit, call, late, |result| Completed::Outcome(outcome(result)));
+        let late = Err(WriteError::Other("the API server did not answer in time".into()));
+        self.call(name, RECORD_LIMIT, call, late, |result| Completed::Outcome(outcome(result)));
     }
 
     /// Starts a call that ends with `late` after the limit.
@@ -393,9 +390,9 @@ mod tests {
         let registry = prometheus::Registry::new();
         let mut executor = Stage::new().executor(VmiMetrics::new(&registry).unwrap());
         let hangs = std::future::pending::<Result<Option<Arc<VirtualMachineInstance>>, WriteError>>();
-        executor.outcome("read", RECORD_LIMIT, hangs, Err(WriteError::Conflict), Outcome::Read);
+        executor.record("read", hangs, Outcome::Read);
         let completed = executor.completed().await;
-        assert!(matches!(completed, Completed::Outcome(Outcome::Read(Err(WriteError::Conflict)))));
+        assert!(matches!(completed, Completed::Outcome(Outcome::Read(Err(WriteError::Other(_))))));
         let families = registry.gather();
         let effects = families.iter().find(|family| family.name() == "ferrovirt_handler_effect_seconds").unwrap();
         let labels: Vec<_> = effects.get_metric()[0].get_label().iter().map(|label| label.value()).collect();

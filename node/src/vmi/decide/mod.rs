@@ -190,22 +190,15 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
         }
         return;
     }
-    if observed.is_leaving() && source::is_gone(observed) && !observed.facts.is_final() {
-        return;
-    }
     // A final phase ends the grace period: virt-controller sets it when the pod is gone, as after its deletion by force.
-    if observed.is_leaving() && !observed.facts.is_final() {
-        if domain.is_alive() {
-            stop(observed, now, decision);
-        } else if !matches!(domain, Domain::Unclear) && !observed.is_busy(SYNC) {
-            finish(observed, now, decision);
-        }
+    let has_grace = observed.is_leaving() && !observed.facts.is_final();
+    if has_grace && source::is_gone(observed) {
         return;
     }
-    // The phase became final while the domain runs: the domain has to end as well.
     if domain.is_alive() {
-        kill(observed, now, decision);
-    } else if !observed.is_busy(SYNC) {
+        // Without grace, the phase became final while the domain runs: the domain has to end as well.
+        if has_grace { stop(observed, now, decision) } else { kill(observed, now, decision) }
+    } else if !(has_grace && domain == Domain::Unclear) && !observed.is_busy(SYNC) {
         finish(observed, now, decision);
     }
 }
