@@ -1,18 +1,16 @@
 //! The controllers of certificates and of requests for them: watches and observations.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use api::tls;
-use k8s_openapi::api::{
-    certificates::v1::CertificateSigningRequest,
-    core::v1::{ConfigMap, Secret},
-};
+use jiff::Timestamp;
+use k8s_openapi::api::{certificates::v1::CertificateSigningRequest, core::v1::Secret};
 
 use super::{Authority, CertificateError, Lives, Observed, inject, leaf_secrets, request};
 use crate::{
     cache::Key,
-    resources::{CERTIFICATES, Caches, bundle_carriers::BundleCarrier, certificate_requests::RequestIndex},
-    runtime::{Attempt, Controller, Decision, Kind, Needs, Wake},
+    resources::{CERTIFICATES, Caches, certificate_requests::RequestIndex},
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -31,20 +29,11 @@ impl Certificates {
     }
 }
 
-/// Everything in the caches that a decision about certificates depends on.
-pub(crate) struct Snapshot {
-    authority: Option<Arc<Secret>>,
-    bundle: Option<Arc<ConfigMap>>,
-    leaves: Vec<(String, Arc<Secret>)>,
-    lives: Lives,
-    carriers: Vec<(Kind, Arc<BundleCarrier>)>,
-}
-
 impl Controller for Certificates {
     const NAME: &'static str = "certificates";
     const NEEDS: Needs = CERTIFICATES;
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         // One decision covers all certificates.
@@ -58,32 +47,24 @@ impl Controller for Certificates {
         wake.at_start(move || vec![key.clone()]);
     }
 
-    fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
         let namespace = &self.namespace;
         let leaf = |name: &str| Some((name.to_owned(), caches.secret(namespace, name)?));
-        Some(Snapshot {
+        Some(Observed {
+            namespace: namespace.as_str().into(),
             authority: caches.secret(namespace, tls::CA_SECRET),
             bundle: caches.config_maps.get(&Key::new(namespace.clone(), tls::CA_CONFIG_MAP)),
             leaves: leaf_secrets().into_iter().filter_map(leaf).collect(),
             lives: lives(caches),
             carriers: caches.bundle_carriers(),
+            now: attempt.now,
         })
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        let leaves: BTreeMap<_, _> =
-            snapshot.leaves.iter().map(|(name, secret)| (name.clone(), secret.as_ref())).collect();
-        let decision = super::decide(&Observed {
-            namespace: &self.namespace,
-            authority: snapshot.authority.as_deref(),
-            bundle: snapshot.bundle.as_deref(),
-            leaves: &leaves,
-            lives: snapshot.lives,
-            now: attempt.now,
-        });
-        let mut decision = or_retry(decision)?;
-        if let Some(bundle) = super::bundle::text(snapshot.bundle.as_deref()) {
-            let carriers = snapshot.carriers.iter();
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        let mut decision = or_retry(super::decide(observed))?;
+        if let Some(bundle) = super::bundle::text(observed.bundle.as_deref()) {
+            let carriers = observed.carriers.iter();
             decision.effects.extend(carriers.filter_map(|(kind, object)| inject(*kind, object, bundle)));
         }
         Ok(decision)
@@ -103,18 +84,19 @@ impl Requests {
 }
 
 /// Everything in the caches that the answer to a request depends on.
-pub(crate) struct RequestSnapshot {
+pub(crate) struct ObservedRequest {
     request: Arc<CertificateSigningRequest>,
     authority: Option<Arc<Secret>>,
     bundle: String,
     lives: Lives,
+    now: Timestamp,
 }
 
 impl Controller for Requests {
     const NAME: &'static str = "requests";
     const NEEDS: Needs = CERTIFICATES;
     type Caches = Caches;
-    type Snapshot = RequestSnapshot;
+    type Observed = ObservedRequest;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.requests);
@@ -127,24 +109,25 @@ impl Controller for Requests {
         });
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<RequestSnapshot> {
-        Some(RequestSnapshot {
-            request: caches.requests.get(key)?,
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<ObservedRequest> {
+        Some(ObservedRequest {
+            request: caches.requests.get(attempt.key)?,
             authority: caches.secret(&self.namespace, tls::CA_SECRET),
             bundle: caches.ca_bundle(&self.namespace).unwrap_or_default(),
             lives: lives(caches),
+            now: attempt.now,
         })
     }
 
-    fn decide(&self, snapshot: &RequestSnapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
+    fn decide(&self, observed: &ObservedRequest) -> Result<Decision, serde_json::Error> {
         // Only a published authority signs.
-        let authority = snapshot
+        let authority = observed
             .authority
             .as_deref()
             .and_then(Authority::from_secret)
-            .filter(|authority| snapshot.bundle.contains(authority.pem()));
-        let (namespace, lives) = (&self.namespace, snapshot.lives);
-        or_retry(request::decide(&snapshot.request, namespace, authority.as_ref(), lives, attempt.now))
+            .filter(|authority| observed.bundle.contains(authority.pem()));
+        let (namespace, lives) = (&self.namespace, observed.lives);
+        or_retry(request::decide(&observed.request, namespace, authority.as_ref(), lives, observed.now))
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) fn renew_at(
     secret: Option<&Secret>,
     role: Role,
     authority: &CertificateFacts,
-    observed: &Observed<'_>,
+    observed: &Observed,
 ) -> Option<Timestamp> {
     let secret = secret?;
     let facts = facts(secret, tls::CERT_KEY)?;
@@ -74,8 +74,8 @@ pub(super) fn renew_at(
     let right = facts.has_begun(observed.now)
         && *signed_by == authority.fingerprint
         && has_key(secret, tls::CERT_KEY, tls::KEY_KEY)
-        && facts.common_name.as_deref() == Some(role.common_name(observed.namespace).as_str())
-        && facts.dns_names == role.dns_names(observed.namespace);
+        && facts.common_name.as_deref() == Some(role.common_name(&observed.namespace).as_str())
+        && facts.dns_names == role.dns_names(&observed.namespace);
     if !right {
         return None;
     }
@@ -90,12 +90,12 @@ pub(super) fn renew_at(
 pub(super) fn issue(
     role: Role,
     authority: &Authority,
-    observed: &Observed<'_>,
+    observed: &Observed,
 ) -> Result<(String, String), CertificateError> {
     let key = KeyPair::generate().map_err(CertificateError::Make)?;
-    let mut params = CertificateParams::new(role.dns_names(observed.namespace)).map_err(CertificateError::Make)?;
+    let mut params = CertificateParams::new(role.dns_names(&observed.namespace)).map_err(CertificateError::Make)?;
     params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, role.common_name(observed.namespace));
+    params.distinguished_name.push(DnType::CommonName, role.common_name(&observed.namespace));
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![role.purpose()];
     params.use_authority_key_identifier_extension = true;

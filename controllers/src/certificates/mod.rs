@@ -20,7 +20,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{kubevirt::spec::KubeVirtCertificateRotateStrategy, tls};
 use jiff::{SignedDuration, Timestamp};
@@ -36,7 +36,10 @@ use self::{
     bundle::inject,
     leaf::Role,
 };
-use crate::runtime::{Decision, Effect, Kind, WriteOptions};
+use crate::{
+    resources::bundle_carriers::BundleCarrier,
+    runtime::{Decision, Effect, Kind, WriteOptions},
+};
 
 /// Time that a new authority is in the bundle before it signs. Every process has the bundle by then.
 const SETTLE: SignedDuration = SignedDuration::from_mins(2);
@@ -139,17 +142,19 @@ pub(crate) fn leaf_secrets() -> [&'static str; 3] {
 }
 
 /// Everything that decisions about certificates depend on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// Install namespace.
-    pub namespace: &'a str,
+    pub namespace: Arc<str>,
     /// The authority's Secret.
-    pub authority: Option<&'a Secret>,
+    pub authority: Option<Arc<Secret>>,
     /// The bundle's ConfigMap.
-    pub bundle: Option<&'a ConfigMap>,
+    pub bundle: Option<Arc<ConfigMap>>,
     /// Secrets of leaves by name.
-    pub leaves: &'a BTreeMap<String, &'a Secret>,
+    pub leaves: BTreeMap<String, Arc<Secret>>,
     /// Lives of certificates.
     pub lives: Lives,
+    /// Objects that hold a copy of the bundle.
+    pub carriers: Vec<(Kind, Arc<BundleCarrier>)>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -172,22 +177,27 @@ pub(crate) enum Step {
 }
 
 /// Decides on authority, bundle and leaves. Pure; [`decide`] carries the steps out.
-pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
+pub(crate) fn plan(observed: &Observed) -> (Vec<Step>, Duration) {
     let now = observed.now;
     let mut wait = LONGEST_WAIT;
     let mut until = |at: Timestamp| {
         let left = Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO);
         wait = wait.min(left.max(Duration::from_secs(1)));
     };
-    let current = observed.authority.and_then(|secret| facts(secret, tls::CERT_KEY));
-    let usable = observed.authority.is_some_and(|secret| authority::has_key(secret, tls::CERT_KEY, tls::KEY_KEY));
+    let current = observed.authority.as_deref().and_then(|secret| facts(secret, tls::CERT_KEY));
+    let usable =
+        observed.authority.as_deref().is_some_and(|secret| authority::has_key(secret, tls::CERT_KEY, tls::KEY_KEY));
     let Some(current) = current.filter(|_| usable) else {
         return (vec![Step::MakeAuthority], wait);
     };
-    let next = observed.authority.and_then(|secret| facts(secret, NEXT_CERT_KEY)).filter(|facts| facts.is_valid(now));
+    let next = observed
+        .authority
+        .as_deref()
+        .and_then(|secret| facts(secret, NEXT_CERT_KEY))
+        .filter(|facts| facts.is_valid(now));
     let mut steps = Vec::new();
 
-    let published = bundle::text(observed.bundle);
+    let published = bundle::text(observed.bundle.as_deref());
     // The former one signs nothing from the promotion on.
     let kept = observed.lives.leaf.saturating_add(SETTLE).saturating_add(CLOCK_SKEW * 2);
     let is_new = now < current.not_before.saturating_add(kept).unwrap_or(now) || next.is_some();
@@ -209,6 +219,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
         Some(_) => {
             let since = observed
                 .authority
+                .as_ref()
                 .and_then(|secret| secret.metadata.annotations.as_ref()?.get(NEXT_SINCE)?.parse::<Timestamp>().ok());
             match since.map(|since| since.checked_add(SETTLE).unwrap_or(since)) {
                 None => steps.push(Step::MarkPublished),
@@ -222,7 +233,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Vec<Step>, Duration) {
     }
     if steps.is_empty() {
         for role in Role::ALL {
-            let secret = observed.leaves.get(role.secret()).copied();
+            let secret = observed.leaves.get(role.secret()).map(Arc::as_ref);
             match leaf::renew_at(secret, role, &current, observed) {
                 Some(at) if at > now => until(at),
                 _ => steps.push(Step::Issue(role)),
@@ -237,7 +248,7 @@ fn facts(secret: &Secret, key: &str) -> Option<CertificateFacts> {
 }
 
 /// Decides on authority, bundle and leaves.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, CertificateError> {
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, CertificateError> {
     let (steps, wait) = plan(observed);
     let mut decision = Decision::settled();
     decision.wake(wait);
@@ -264,13 +275,13 @@ impl Step {
 /// Changes data and annotations of the authority's Secret.
 type ChangeSecret<'a> = dyn Fn(&mut BTreeMap<String, ByteString>, &mut BTreeMap<String, String>) + 'a;
 
-fn perform(observed: &Observed<'_>, step: &Step) -> Result<Effect, CertificateError> {
+fn perform(observed: &Observed, step: &Step) -> Result<Effect, CertificateError> {
     let secret = |change: &ChangeSecret<'_>| {
-        let former = observed.authority.cloned().unwrap_or_default();
+        let former = observed.authority.as_deref().cloned().unwrap_or_default();
         let mut data = former.data.unwrap_or_default();
         let mut annotations = former.metadata.annotations.unwrap_or_default();
         change(&mut data, &mut annotations);
-        write_secret(observed.namespace, tls::CA_SECRET, observed.authority, data, annotations)
+        write_secret(&observed.namespace, tls::CA_SECRET, observed.authority.as_deref(), data, annotations)
     };
     match step {
         Step::MakeAuthority => {
@@ -301,17 +312,18 @@ fn perform(observed: &Observed<'_>, step: &Step) -> Result<Effect, CertificateEr
                 }
             }
         }),
-        Step::Publish(text) => bundle::write(observed.namespace, observed.bundle, text),
+        Step::Publish(text) => bundle::write(&observed.namespace, observed.bundle.as_deref(), text),
         Step::Issue(role) => {
-            let authority = observed.authority.and_then(Authority::from_secret).ok_or(CertificateError::Life)?;
+            let authority =
+                observed.authority.as_deref().and_then(Authority::from_secret).ok_or(CertificateError::Life)?;
             let (certificate, key) = leaf::issue(*role, &authority, observed)?;
-            let former = observed.leaves.get(role.secret()).copied();
+            let former = observed.leaves.get(role.secret()).map(Arc::as_ref);
             let data = BTreeMap::from([
                 (tls::CERT_KEY.to_owned(), ByteString(certificate.into_bytes())),
                 (tls::KEY_KEY.to_owned(), ByteString(key.into_bytes())),
             ]);
             let annotations = BTreeMap::from([(ISSUER.to_owned(), authority.fingerprint().to_owned())]);
-            write_secret(observed.namespace, role.secret(), former, data, annotations)
+            write_secret(&observed.namespace, role.secret(), former, data, annotations)
         }
     }
 }

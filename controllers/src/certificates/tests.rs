@@ -17,14 +17,15 @@ impl Store {
         Self { authority: None, bundle: None, leaves: BTreeMap::new(), now: "2030-01-01T00:00:00Z".parse().unwrap() }
     }
 
-    fn with<T>(&self, ask: impl FnOnce(&Observed<'_>) -> T) -> T {
-        let leaves = self.leaves.iter().map(|(name, secret)| (name.clone(), secret)).collect();
+    fn with<T>(&self, ask: impl FnOnce(&Observed) -> T) -> T {
+        let leaves = self.leaves.iter().map(|(name, secret)| (name.clone(), Arc::new(secret.clone())));
         ask(&Observed {
-            namespace: "kubevirt",
-            authority: self.authority.as_ref(),
-            bundle: self.bundle.as_ref(),
-            leaves: &leaves,
+            namespace: "kubevirt".into(),
+            authority: self.authority.clone().map(Arc::new),
+            bundle: self.bundle.clone().map(Arc::new),
+            leaves: leaves.collect(),
             lives: Lives::default(),
+            carriers: Vec::new(),
             now: self.now,
         })
     }

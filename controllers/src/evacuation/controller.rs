@@ -32,15 +32,6 @@ impl Evacuations {
     }
 }
 
-/// Everything in the caches that a decision about a VMI depends on.
-pub(crate) struct Snapshot {
-    vmi: Arc<VirtualMachineInstance>,
-    is_drained: bool,
-    is_migrated: bool,
-    active_pods: usize,
-    config: Arc<ClusterConfig>,
-}
-
 fn is_drained(caches: &Caches, vmi: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
     let node = node_name(vmi).and_then(|name| caches.nodes.get(&Key::cluster_wide(name)));
     node.is_some_and(|node| node.is_tainted(&config.node_drain_taint_key))
@@ -51,7 +42,7 @@ impl Controller for Evacuations {
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[Resource::Vmis, Resource::Migrations, Resource::Nodes, Resource::Pods]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vmis);
@@ -82,35 +73,29 @@ impl Controller for Evacuations {
         }
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
-        let vmi = caches.vmis.get(key)?;
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let vmi = caches.vmis.get(attempt.key)?;
         let config = self.config.current();
         let is_drained = is_drained(caches, &vmi, &config);
         if !is_drained && marked_node(&vmi).is_none() {
             return None;
         }
-        Some(Snapshot {
+        Some(Observed {
             is_drained,
-            is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
+            is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(attempt.key.clone())) > 0,
             active_pods: caches.pods_of(&vmi).iter().filter(|pod| !pod.is_down()).count(),
             config,
+            failure: attempt.failure.cloned(),
+            now: attempt.now,
             vmi,
         })
     }
 
-    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
-        Some(&snapshot.vmi.metadata)
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.vmi.metadata)
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        super::decide(&Observed {
-            vmi: &snapshot.vmi,
-            is_drained: snapshot.is_drained,
-            is_migrated: snapshot.is_migrated,
-            active_pods: snapshot.active_pods,
-            config: &snapshot.config,
-            failure: attempt.failure,
-            now: attempt.now,
-        })
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }

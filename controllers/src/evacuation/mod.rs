@@ -13,7 +13,7 @@ mod controller;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use api::{EvictionStrategy, VirtualMachineInstance, config::ClusterConfig, constants::event};
 use jiff::Timestamp;
@@ -29,9 +29,9 @@ use crate::{
 const POD_ENDS: Duration = Duration::from_secs(10);
 
 /// Everything that a decision about a VMI depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The VMI.
-    pub vmi: &'a VirtualMachineInstance,
+    pub vmi: Arc<VirtualMachineInstance>,
     /// Its node is being drained.
     pub is_drained: bool,
     /// A migration of it has not ended.
@@ -39,9 +39,9 @@ pub(crate) struct Observed<'a> {
     /// Number of its launcher pods that have not ended.
     pub active_pods: usize,
     /// Configuration in force.
-    pub config: &'a ClusterConfig,
+    pub config: Arc<ClusterConfig>,
     /// The last write for it that was refused.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<Failure>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -61,13 +61,13 @@ fn migrates_on_eviction(vmi: &VirtualMachineInstance, config: &ClusterConfig) ->
 }
 
 /// Decides whether the VMI gets a migration now.
-fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
-    let vmi = observed.vmi;
+fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let vmi = &*observed.vmi;
     let mut decision = Decision::settled();
     let Some(node) = node_name(vmi).filter(|_| observed.is_drained || marked_node(vmi).is_some()) else {
         return Ok(decision);
     };
-    let leaves = !vmi.is_final() && !vmi.is_deleting() && migrates_on_eviction(vmi, observed.config);
+    let leaves = !vmi.is_final() && !vmi.is_deleting() && migrates_on_eviction(vmi, &observed.config);
     if !leaves || observed.is_migrated || vmi.is_migrating() {
         return Ok(decision);
     }
@@ -75,7 +75,7 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
         decision.wake(POD_ENDS);
         return Ok(decision);
     }
-    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
         return Ok(decision);

@@ -23,7 +23,8 @@ fn vmi(change: &Value) -> VirtualMachineInstance {
     serde_json::from_value(vmi).unwrap()
 }
 
-fn observed<'a>(vmi: &'a VirtualMachineInstance, config: &'a ClusterConfig) -> Observed<'a> {
+fn observed(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> Observed {
+    let (vmi, config) = (Arc::new(vmi.clone()), Arc::new(config.clone()));
     Observed { vmi, is_drained: false, is_migrated: false, active_pods: 1, config, failure: None, now: now() }
 }
 
@@ -95,7 +96,7 @@ fn one_migration_at_a_time_is_created() {
         retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
         attempts: 1,
     };
-    let decision = decide(&Observed { failure: Some(&failure), ..observed(&vmi, &config) }).unwrap();
+    let decision = decide(&Observed { failure: Some(failure.clone()), ..observed(&vmi, &config) }).unwrap();
     assert_eq!((decision.effects.len(), decision.wake_after), (0, Some(Duration::from_secs(10))));
 }
 

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use api::{KubeVirt, constants::component, tls, webhook_path::SECRET};
+use api::{constants::component, tls, webhook_path::SECRET};
 
 use super::{Components, Deployment, Observed};
 use crate::{
     cache::Key,
     resources::{
         Caches, Resource, needs,
-        roles::CachedRole,
         vmis::{VmiIndex, is_outdated},
-        workloads::CachedWorkload,
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::{Setup, VERSION},
@@ -21,7 +19,7 @@ use crate::{
 /// The controller of the installation's status.
 pub(crate) struct Installation {
     namespace: String,
-    deployment: Deployment,
+    deployment: Arc<Deployment>,
     manages_roles: bool,
 }
 
@@ -30,23 +28,10 @@ impl Installation {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self {
             namespace: setup.options.namespace.clone(),
-            deployment: Deployment::new(&setup.options),
+            deployment: Deployment::new(&setup.options).into(),
             manages_roles: setup.options.manage_role_aggregation,
         }
     }
-}
-
-/// Everything in the caches that the status depends on.
-pub(crate) struct Snapshot {
-    kubevirt: Arc<KubeVirt>,
-    api: Option<Arc<CachedWorkload>>,
-    controller: Option<Arc<CachedWorkload>>,
-    handler: Option<Arc<CachedWorkload>>,
-    bundle_in_place: bool,
-    paths_in_place: bool,
-    api_services_available: bool,
-    outdated_vmis: usize,
-    roles: Vec<Arc<CachedRole>>,
 }
 
 impl Controller for Installation {
@@ -63,7 +48,7 @@ impl Controller for Installation {
         Resource::Vmis,
     ]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         // One decision covers the whole installation.
@@ -86,7 +71,7 @@ impl Controller for Installation {
         wake.at_start(move || vec![key.clone()]);
     }
 
-    fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
         let namespace = &self.namespace;
         let kubevirt = caches.kubevirt().or_else(|| caches.kubevirts.all().into_iter().next())?;
         let deployment = |name: &str| caches.deployments.get(&Key::new(namespace.clone(), name));
@@ -97,38 +82,28 @@ impl Controller for Installation {
                 && carriers.iter().all(|(_, object)| object.bundles.iter().all(|(_, known)| known == bundle.as_bytes()))
         });
         let segments = caches.secret(namespace, SECRET);
-        Some(Snapshot {
+        Some(Observed {
             kubevirt,
-            api: deployment(component::VIRT_API),
-            controller: deployment(component::VIRT_CONTROLLER),
-            handler: caches.daemon_sets.get(&Key::new(namespace.clone(), component::VIRT_HANDLER)),
-            bundle_in_place,
-            paths_in_place: webhook_path::in_place(segments.as_deref(), &caches.webhook_configurations()),
-            api_services_available: carriers.iter().all(|(_, object)| object.available),
-            outdated_vmis: caches.vmis.count_by(&VmiIndex::Outdated),
-            roles: caches.roles.all(),
-        })
-    }
-
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        super::decide(&Observed {
-            kubevirt: &snapshot.kubevirt,
             components: Components {
-                api: snapshot.api.as_deref(),
-                controller: snapshot.controller.as_deref(),
-                handler: snapshot.handler.as_deref(),
-                bundle_in_place: snapshot.bundle_in_place,
-                paths_in_place: snapshot.paths_in_place,
-                api_services_available: snapshot.api_services_available,
+                api: deployment(component::VIRT_API),
+                controller: deployment(component::VIRT_CONTROLLER),
+                handler: caches.daemon_sets.get(&Key::new(namespace.clone(), component::VIRT_HANDLER)),
+                bundle_in_place,
+                paths_in_place: webhook_path::in_place(segments.as_deref(), &caches.webhook_configurations()),
+                api_services_available: carriers.iter().all(|(_, object)| object.available),
             },
             version: VERSION,
-            deployment: &self.deployment,
+            deployment: self.deployment.clone(),
             architecture: architecture(),
-            outdated_vmis: snapshot.outdated_vmis,
-            roles: &snapshot.roles,
+            outdated_vmis: caches.vmis.count_by(&VmiIndex::Outdated),
+            roles: caches.roles.all(),
             manages_roles: self.manages_roles,
             now: attempt.now,
         })
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }
 

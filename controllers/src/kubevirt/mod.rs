@@ -26,14 +26,14 @@ use crate::{
 };
 
 /// Components that VMs depend on.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Components<'a> {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Components {
     /// virt-api.
-    pub api: Option<&'a CachedWorkload>,
+    pub api: Option<Arc<CachedWorkload>>,
     /// virt-controller.
-    pub controller: Option<&'a CachedWorkload>,
+    pub controller: Option<Arc<CachedWorkload>>,
     /// virt-handler.
-    pub handler: Option<&'a CachedWorkload>,
+    pub handler: Option<Arc<CachedWorkload>>,
     /// API services and webhooks hold the CA bundle in force.
     pub bundle_in_place: bool,
     /// Webhooks have paths that virt-api accepts.
@@ -83,21 +83,21 @@ impl Deployment {
 }
 
 /// Everything that the status depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The object.
-    pub kubevirt: &'a KubeVirt,
+    pub kubevirt: Arc<KubeVirt>,
     /// The components.
-    pub components: Components<'a>,
+    pub components: Components,
     /// Version of this installation.
-    pub version: &'a str,
+    pub version: &'static str,
     /// This installation.
-    pub deployment: &'a Deployment,
+    pub deployment: Arc<Deployment>,
     /// Architecture of the control plane.
-    pub architecture: &'a str,
+    pub architecture: &'static str,
     /// VMIs whose launcher has another version.
     pub outdated_vmis: usize,
     /// Known cluster roles that can be aggregated into the default ones.
-    pub roles: &'a [Arc<CachedRole>],
+    pub roles: Vec<Arc<CachedRole>>,
     /// True where virt-controller has the right to change these roles.
     pub manages_roles: bool,
     /// The current time.
@@ -116,9 +116,9 @@ const ROLES_NOT_MANAGED: &str = "RoleAggregationNotManaged";
 const DEPLOYED: &str = "Deployed";
 
 /// Decides on the status.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
-    let kubevirt = observed.kubevirt;
+    let kubevirt = &*observed.kubevirt;
     if kubevirt.metadata.deletion_timestamp.is_some() {
         decision.effects.extend(deleting(kubevirt, observed.now)?);
         return Ok(decision);
@@ -191,12 +191,12 @@ fn is_manual(kubevirt: &KubeVirt) -> bool {
 }
 
 /// Reports a strategy that is not carried out in a condition. Returns the event of a new report.
-fn report_roles(status: &mut KubeVirtStatus, observed: &Observed<'_>, differs: bool) -> Option<Event> {
+fn report_roles(status: &mut KubeVirtStatus, observed: &Observed, differs: bool) -> Option<Event> {
     if !differs {
         remove(&mut status.conditions, condition::SYNCHRONIZED);
         return None;
     }
-    let strategy = if is_manual(observed.kubevirt) { MANUAL } else { "AggregateToDefault" };
+    let strategy = if is_manual(&observed.kubevirt) { MANUAL } else { "AggregateToDefault" };
     let message = format!(
         "roleAggregationStrategy {strategy} is not carried out: virt-controller has no right to change the cluster roles \
          kubevirt.io:admin, kubevirt.io:edit and kubevirt.io:view. Install the chart with rbac.aggregate=false to keep \
@@ -221,25 +221,25 @@ fn aggregation(role: &CachedRole, manual: bool) -> Option<Effect> {
 }
 
 /// Records that the target is installed.
-fn put_observed(status: &mut KubeVirtStatus, observed: &Observed<'_>) {
+fn put_observed(status: &mut KubeVirtStatus, observed: &Observed) {
     status.observed_kubevirt_version = Some(observed.version.to_owned());
     status.observed_kubevirt_registry.clone_from(&observed.deployment.registry);
     status.observed_deployment_config = Some(observed.deployment.config.clone());
     status.observed_deployment_id = Some(observed.deployment.id.clone());
 }
 
-impl<'a> Components<'a> {
-    fn workloads(&self) -> [(&'static str, Option<&'a CachedWorkload>); 3] {
+impl Components {
+    fn workloads(&self) -> [(&'static str, Option<&CachedWorkload>); 3] {
         [
-            (component::VIRT_API, self.api),
-            (component::VIRT_CONTROLLER, self.controller),
-            (component::VIRT_HANDLER, self.handler),
+            (component::VIRT_API, self.api.as_deref()),
+            (component::VIRT_CONTROLLER, self.controller.as_deref()),
+            (component::VIRT_HANDLER, self.handler.as_deref()),
         ]
     }
 }
 
 /// Lists the components with pods of a former version.
-fn updating(components: &Components<'_>) -> Vec<String> {
+fn updating(components: &Components) -> Vec<String> {
     let behind = |view: &&CachedWorkload| view.updated < view.wanted;
     let parts = components.workloads().into_iter();
     parts
@@ -251,7 +251,7 @@ fn updating(components: &Components<'_>) -> Vec<String> {
 }
 
 /// Lists the components that are missing.
-fn missing(components: &Components<'_>) -> Vec<String> {
+fn missing(components: &Components) -> Vec<String> {
     let mut missing = Vec::new();
     for (name, workload) in components.workloads() {
         match workload {
@@ -280,7 +280,7 @@ fn conditions(
     missing: &[String],
     updating: &[String],
     was_deployed: bool,
-    observed: &Observed<'_>,
+    observed: &Observed,
 ) {
     let now = Time(observed.now);
     let transition = transition(status);

@@ -18,23 +18,23 @@ fn workload(wanted: i32, available: i32) -> CachedWorkload {
 }
 
 fn decided(kubevirt: &KubeVirt, handler: &CachedWorkload, bundle_in_place: bool) -> Option<serde_json::Value> {
-    let ready = workload(2, 1);
+    let ready = Arc::new(workload(2, 1));
     let components = Components {
-        api: Some(&ready),
-        controller: Some(&ready),
-        handler: Some(handler),
+        api: Some(ready.clone()),
+        controller: Some(ready),
+        handler: Some(Arc::new(handler.clone())),
         bundle_in_place,
         paths_in_place: bundle_in_place,
         api_services_available: true,
     };
     let observed = Observed {
-        kubevirt,
+        kubevirt: Arc::new(kubevirt.clone()),
         components,
         version: "v1",
-        deployment: &Deployment::of("kubevirt", "registry.example/virt/virt-launcher@sha256:0", "", "v1"),
+        deployment: Deployment::of("kubevirt", "registry.example/virt/virt-launcher@sha256:0", "", "v1").into(),
         architecture: "amd64",
         outdated_vmis: 0,
-        roles: &[],
+        roles: Vec::new(),
         manages_roles: true,
         now: "2030-01-01T00:00:00Z".parse().unwrap(),
     };
@@ -182,13 +182,13 @@ fn strategy_that_virt_controller_may_not_carry_out_is_reported() {
         let role = Arc::new(CachedRole { metadata: serde_json::from_value(metadata).unwrap() });
         let decide = |object: &KubeVirt| {
             decide(&Observed {
-                kubevirt: object,
-                components,
+                kubevirt: Arc::new(object.clone()),
+                components: components.clone(),
                 version: "v1",
-                deployment: &deployment,
+                deployment: Arc::new(deployment.clone()),
                 architecture: "amd64",
                 outdated_vmis: 0,
-                roles: std::slice::from_ref(&role),
+                roles: vec![role.clone()],
                 manages_roles,
                 now: "2030-01-01T00:00:00Z".parse().unwrap(),
             })

@@ -1,36 +1,29 @@
 //! The migration controller: its watches and observations.
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
-use api::{
-    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, constants::event,
-};
+use api::{MigrationPhase, VirtualMachineInstanceMigration, constants::event};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
     Observed,
-    gate::{Full, Gate, View},
+    gate::{Gate, View},
 };
 use crate::{
     cache::Key,
-    launcher_pod::{NamespaceLimits, is_target_of, required_labels},
+    launcher_pod::{is_target_of, required_labels},
     resources::{
         Caches, Resource,
         attachments::CachedAttachment,
-        claims::CachedClaim,
         migrations::{MigrationIndex, vmi_key},
         needs,
-        networks::CachedNetwork,
-        nodes::CachedNode,
-        pod_warnings::PodWarning,
         pods::CachedPod,
-        policies::CachedPolicy,
         vmis::{claim_names, node_name},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Needs, Wake},
@@ -45,7 +38,7 @@ const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Migrations {
     config: ConfigHandle,
     metrics: Metrics,
-    launcher_image: String,
+    launcher_image: Arc<str>,
     gate: Arc<Gate>,
     view: View,
     /// Wakes migrations whose turn it is.
@@ -60,12 +53,16 @@ impl Migrations {
         Self {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
-            launcher_image: setup.options.launcher_image.clone(),
+            launcher_image: setup.options.launcher_image.as_str().into(),
             gate: Arc::default(),
             view: View::of(&setup.caches),
             wake: OnceLock::new(),
             reported: Mutex::default(),
         }
+    }
+
+    fn reported(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a function that updates the standing of migrations in the queue and wakes those whose turn it is.
@@ -84,27 +81,6 @@ impl Migrations {
     }
 }
 
-/// Everything in the caches that a decision about a migration depends on.
-pub(crate) struct Snapshot {
-    migration: Arc<VirtualMachineInstanceMigration>,
-    vmi: Option<Arc<VirtualMachineInstance>>,
-    all: Vec<Arc<VirtualMachineInstanceMigration>>,
-    pods: Vec<Arc<CachedPod>>,
-    warnings: Vec<Arc<PodWarning>>,
-    unoffered: Vec<String>,
-    attachments: Vec<Arc<CachedAttachment>>,
-    is_admitted: bool,
-    full: Option<Full>,
-    source_node: Option<Arc<CachedNode>>,
-    is_target_drained: bool,
-    policies: Vec<Arc<CachedPolicy>>,
-    namespace: BTreeMap<String, String>,
-    claims: BTreeMap<String, Arc<CachedClaim>>,
-    limits: NamespaceLimits,
-    networks: Option<BTreeMap<String, Arc<CachedNetwork>>>,
-    config: Arc<ClusterConfig>,
-}
-
 impl Controller for Migrations {
     const NAME: &'static str = "migration";
     const WORKERS: usize = 3;
@@ -121,7 +97,7 @@ impl Controller for Migrations {
         Resource::Policies,
     ]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         let _ = self.wake.set(wake.clone());
@@ -189,7 +165,8 @@ impl Controller for Migrations {
         }
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
         let migration = caches.migrations.get(key)?;
         let config = self.config.current();
         let vmi_key = vmi_key(&migration);
@@ -197,7 +174,7 @@ impl Controller for Migrations {
         let pods = vmi.as_ref().map(|vmi| caches.pods_of(vmi)).unwrap_or_default();
         let phase = migration.phase().clone();
         let is_pending = phase == MigrationPhase::Pending;
-        let is_admitted = is_pending && self.gate.admit(&self.view, key, &config.migrations, Timestamp::now());
+        let is_admitted = is_pending && self.gate.admit(&self.view, key, &config.migrations, attempt.now);
         let is_early = matches!(phase, MigrationPhase::Unset | MigrationPhase::Pending | MigrationPhase::Scheduling);
         let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
         let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
@@ -215,13 +192,14 @@ impl Controller for Migrations {
             required.filter(|key| !caches.offers.has(key)).collect()
         });
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
-        Some(Snapshot {
+        Some(Observed {
             all: vmi_key.map(|key| caches.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default(),
             warnings: caches.warnings_of(&pods),
             unoffered: unoffered.unwrap_or_default(),
             attachments: caches.attachments_of(&pods),
             full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
+            is_reported: self.reported().contains(migration.metadata.uid.as_deref().unwrap_or_default()),
             is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),
             // Few objects, which administrators write.
@@ -229,60 +207,39 @@ impl Controller for Migrations {
             namespace: namespace.map(|namespace| namespace.labels.clone()).unwrap_or_default(),
             claims: spec.map(|vmi| caches.claims_named(&key.namespace, claim_names(vmi))).unwrap_or_default(),
             limits: namespace_limits(caches, &config, &key.namespace),
-            networks: spec.and_then(|vmi| definitions(caches, &config, vmi)),
+            definitions: spec.and_then(|vmi| definitions(caches, &config, vmi)),
             pods,
+            launcher_image: self.launcher_image.clone(),
             config,
+            failure: attempt.failure.cloned(),
+            now: attempt.now,
             vmi,
             migration,
         })
     }
 
-    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
-        Some(&snapshot.migration.metadata)
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.migration.metadata)
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        let uid = snapshot.migration.metadata.uid.clone().unwrap_or_default();
-        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut decision = super::decide(&Observed {
-            migration: &snapshot.migration,
-            vmi: snapshot.vmi.as_deref(),
-            all: &snapshot.all,
-            pods: &snapshot.pods,
-            warnings: &snapshot.warnings,
-            unoffered: &snapshot.unoffered,
-            attachments: &snapshot.attachments,
-            is_admitted: snapshot.is_admitted,
-            full: snapshot.full.as_ref(),
-            is_reported: reported.contains(&uid),
-            source_node: snapshot.source_node.as_deref(),
-            is_target_drained: snapshot.is_target_drained,
-            policies: &snapshot.policies,
-            namespace: &snapshot.namespace,
-            claims: &snapshot.claims,
-            limits: snapshot.limits,
-            definitions: snapshot.networks.as_ref(),
-            config: &snapshot.config,
-            launcher_image: &self.launcher_image,
-            failure: attempt.failure,
-            now: attempt.now,
-        })?;
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        let uid = observed.migration.metadata.uid.clone().unwrap_or_default();
+        let mut decision = super::decide(observed)?;
         let reports = |effect: &Effect| matches!(effect, Effect::Event(event) if event.reason == event::MIGRATION_TARGET_POD_UNSCHEDULABLE);
         if decision.effects.iter().any(reports) {
-            reported.insert(uid);
-        } else if snapshot.migration.is_final() {
-            reported.remove(&uid);
+            self.reported().insert(uid);
+        } else if observed.migration.is_final() {
+            self.reported().remove(&uid);
         }
-        drop(reported);
         let creates = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. });
-        if snapshot.is_admitted && !decision.effects.iter().any(creates) {
+        if observed.is_admitted && !decision.effects.iter().any(creates) {
             // It attempts again at its wake-up, and others go first until then.
             let retry = decision.wake_after.unwrap_or_default().max(SHORTEST_RETRY);
             decision.wake(retry);
-            let deferred = attempt.now.checked_add(retry).unwrap_or(Timestamp::MAX);
-            self.gate.give_back(&self.view, attempt.key, deferred, attempt.now);
+            let deferred = observed.now.checked_add(retry).unwrap_or(Timestamp::MAX);
+            self.gate.give_back(&self.view, &Key::of(&observed.migration.metadata), deferred, observed.now);
             if let Some(wake) = self.wake.get() {
-                wake.keys(self.gate.next_fresh(&snapshot.config.migrations));
+                wake.keys(self.gate.next_fresh(&observed.config.migrations));
             }
         }
         Ok(decision)

@@ -22,8 +22,8 @@ const SOURCE_TIME: SignedDuration = SignedDuration::from_secs(30);
 const TARGET_DOWN: &str = "Target pod is down";
 
 /// Decides about a migration that has ended.
-pub(super) fn decide(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let is_recorded = match observed.vmi {
+pub(super) fn decide(observed: &Observed, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let is_recorded = match observed.vmi.as_deref() {
         Some(vmi) => record_failure(observed, vmi, decision)?,
         None => true,
     };
@@ -46,7 +46,7 @@ pub(super) fn decide(observed: &Observed<'_>, decision: &mut Decision) -> Result
 /// Records a failure that virt-handler does not record, and removes the target from the labels of the VMI. Returns true when
 /// nothing is left to record.
 fn record_failure(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<bool, serde_json::Error> {
@@ -57,7 +57,7 @@ fn record_failure(
         return Ok(true);
     }
     if !state.failed && !state.completed {
-        let since = entered(observed.migration, &MigrationPhase::Failed).unwrap_or(observed.now);
+        let since = entered(&observed.migration, &MigrationPhase::Failed).unwrap_or(observed.now);
         let left = HANDLER_TIME.saturating_sub(observed.now.duration_since(since));
         let may_run = observed.targets().iter().any(|pod| !pod.is_down());
         if state.start_timestamp.is_some() && left > SignedDuration::ZERO {
@@ -85,13 +85,13 @@ fn record_failure(
 }
 
 /// Deletes the target pod of a failed migration. The pod on the node of the VMI runs the guest.
-fn delete_target(observed: &Observed<'_>, decision: &mut Decision) {
+fn delete_target(observed: &Observed, decision: &mut Decision) {
     if *observed.migration.phase() != MigrationPhase::Failed || observed.has_moved() {
         return;
     }
     // The guest may have moved without a record of it.
     let is_over = observed.state().is_none_or(|state| state.failed || !state::may_have_begun(state));
-    if !is_over && observed.vmi.is_some_and(|vmi| !vmi.is_final()) {
+    if !is_over && observed.vmi.as_deref().is_some_and(|vmi| !vmi.is_final()) {
         return;
     }
     let is_deleted = observed.migration.metadata.deletion_timestamp.is_some();
@@ -112,23 +112,23 @@ fn delete_target(observed: &Observed<'_>, decision: &mut Decision) {
 }
 
 /// Copies the state of the migration from the VMI.
-fn mirror(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
+fn mirror(observed: &Observed, decision: &mut Decision) -> Result<(), serde_json::Error> {
     let Some(state) = observed.state() else { return Ok(()) };
-    let mut wanted = observed.migration.clone();
+    let mut wanted = (*observed.migration).clone();
     wanted.status.get_or_insert_default().migration_state = Some(state.clone());
-    decision.effects.extend(Effect::change(Kind::Migration, observed.migration, &wanted, Some("status"))?);
+    decision.effects.extend(Effect::change(Kind::Migration, &*observed.migration, &wanted, Some("status"))?);
     Ok(())
 }
 
-fn remove_finalizer(observed: &Observed<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let mut wanted = observed.migration.clone();
+fn remove_finalizer(observed: &Observed, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let mut wanted = (*observed.migration).clone();
     if let Some(list) = &mut wanted.metadata.finalizers {
         list.retain(|name| name != finalizer::MIGRATION);
         if list.is_empty() {
             wanted.metadata.finalizers = None;
         }
     }
-    decision.effects.extend(Effect::change(Kind::Migration, observed.migration, &wanted, None)?);
+    decision.effects.extend(Effect::change(Kind::Migration, &*observed.migration, &wanted, None)?);
     Ok(())
 }
 
@@ -137,24 +137,24 @@ fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
 }
 
 /// Returns true if enough newer migrations of the VMI have ended.
-fn is_superfluous(observed: &Observed<'_>) -> bool {
+fn is_superfluous(observed: &Observed) -> bool {
     let order = |migration: &VirtualMachineInstanceMigration| {
         (migration.metadata.creation_timestamp.as_ref().map(|at| at.0), migration.metadata.name.clone())
     };
-    let own = order(observed.migration);
+    let own = order(&observed.migration);
     let newer = observed.all.iter().filter(|other| other.is_final() && !has_finalizer(other) && order(other) > own);
     newer.count() >= KEPT
 }
 
 /// Deletes the pod that the guest has left if it has not ended in time. virt-handler of its node was restarted meanwhile and does
 /// not know it.
-fn delete_left_source(observed: &Observed<'_>, decision: &mut Decision) {
+fn delete_left_source(observed: &Observed, decision: &mut Decision) {
     let Some(state) = observed.state().filter(|_| observed.has_moved()) else { return };
     let is_left = |pod: &&std::sync::Arc<crate::resources::pods::CachedPod>| {
         pod.metadata.name == state.source_pod && !pod.is_down() && pod.metadata.deletion_timestamp.is_none()
     };
     let Some(pod) = observed.pods.iter().find(is_left) else { return };
-    let since = entered(observed.migration, &MigrationPhase::Succeeded).unwrap_or(observed.now);
+    let since = entered(&observed.migration, &MigrationPhase::Succeeded).unwrap_or(observed.now);
     let left = SOURCE_TIME.saturating_sub(observed.now.duration_since(since));
     if left > SignedDuration::ZERO {
         decision.wake(left.unsigned_abs() + Duration::from_millis(1));
@@ -164,8 +164,10 @@ fn delete_left_source(observed: &Observed<'_>, decision: &mut Decision) {
 }
 
 /// Deletes the pod that the guest has left, once it has ended.
-fn delete_ended_source(observed: &Observed<'_>, decision: &mut Decision) {
-    let Some(vmi) = observed.vmi.filter(|_| *observed.migration.phase() == MigrationPhase::Succeeded) else { return };
+fn delete_ended_source(observed: &Observed, decision: &mut Decision) {
+    let Some(vmi) = observed.vmi.as_deref().filter(|_| *observed.migration.phase() == MigrationPhase::Succeeded) else {
+        return;
+    };
     let state = observed.migration.status.as_ref().and_then(|status| status.migration_state.as_ref());
     let Some(name) = state.and_then(|state| state.source_pod.as_ref()) else { return };
     let is_source = |pod: &&std::sync::Arc<crate::resources::pods::CachedPod>| {
@@ -177,7 +179,7 @@ fn delete_ended_source(observed: &Observed<'_>, decision: &mut Decision) {
 }
 
 /// Deletes the migration.
-pub(super) fn delete_migration(observed: &Observed<'_>, decision: &mut Decision) {
+pub(super) fn delete_migration(observed: &Observed, decision: &mut Decision) {
     if observed.migration.metadata.deletion_timestamp.is_some() || observed.must_wait(event::FAILED_DELETE, decision) {
         return;
     }

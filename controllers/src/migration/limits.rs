@@ -48,10 +48,10 @@ struct Progress {
 }
 
 /// Returns the wait of a phase whose condition for the next one is not met.
-pub(super) fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wait> {
+pub(super) fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> {
     let state = observed.state();
     let known = observed.migration.metadata.creation_timestamp.as_ref().map_or(observed.now, |at| at.0);
-    let since = entered(observed.migration, phase).unwrap_or(known);
+    let since = entered(&observed.migration, phase).unwrap_or(known);
     let node = |node: Option<&String>| node.map(String::as_str).unwrap_or_default().to_owned();
     let source = || node(state.and_then(|state| state.source_node.as_ref()));
     let (since, limit, what) = match phase {
@@ -66,7 +66,7 @@ pub(super) fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wa
         }
         MigrationPhase::Running if observed.has_moved() => {
             let ready = state.and_then(|state| state.target_node_domain_ready_timestamp.as_ref());
-            let node = observed.vmi.and_then(node_name).unwrap_or_default();
+            let node = observed.vmi.as_deref().and_then(node_name).unwrap_or_default();
             let what = format!("virt-handler of node {node} did not complete the migration");
             (ready.map_or(since, |at| at.0.max(since)), STEP, what)
         }
@@ -82,7 +82,7 @@ pub(super) fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wa
 }
 
 /// Returns begin and limit of the wait for the target pod and the pod that attaches volumes to it.
-fn starting(observed: &Observed<'_>, since: Timestamp) -> Option<(Timestamp, SignedDuration, String)> {
+fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedDuration, String)> {
     let pod = observed.target()?;
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let what = if target::runs(observed) {
@@ -99,8 +99,8 @@ fn starting(observed: &Observed<'_>, since: Timestamp) -> Option<(Timestamp, Sig
 }
 
 /// Returns the time of the last sign of progress and the limit for the next one.
-fn progress(observed: &Observed<'_>, since: Timestamp) -> (Timestamp, SignedDuration) {
-    let annotations = observed.vmi.and_then(|vmi| vmi.metadata.annotations.as_ref());
+fn progress(observed: &Observed, since: Timestamp) -> (Timestamp, SignedDuration) {
+    let annotations = observed.vmi.as_deref().and_then(|vmi| vmi.metadata.annotations.as_ref());
     let text = annotations.and_then(|annotations| annotations.get(annotation::MIGRATION_PROGRESS));
     let progress = text.and_then(|text| serde_json::from_str::<Progress>(text).ok());
     match progress.filter(|progress| Some(&progress.migration) == observed.migration.metadata.uid.as_ref()) {

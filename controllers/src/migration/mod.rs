@@ -48,68 +48,68 @@ use crate::{
 };
 
 /// Everything that a decision about a migration depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The migration.
-    pub migration: &'a VirtualMachineInstanceMigration,
+    pub migration: Arc<VirtualMachineInstanceMigration>,
     /// Its VMI.
-    pub vmi: Option<&'a VirtualMachineInstance>,
+    pub vmi: Option<Arc<VirtualMachineInstance>>,
     /// All migrations of the VMI.
-    pub all: &'a [Arc<VirtualMachineInstanceMigration>],
+    pub all: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// Launcher pods of the VMI.
-    pub pods: &'a [Arc<CachedPod>],
+    pub pods: Vec<Arc<CachedPod>>,
     /// Warnings about pods that do not start.
-    pub warnings: &'a [Arc<PodWarning>],
+    pub warnings: Vec<Arc<PodWarning>>,
     /// Labels that the target pod requires and no node has, if it cannot be scheduled.
-    pub unoffered: &'a [String],
+    pub unoffered: Vec<String>,
     /// Pods that attach claims to them.
-    pub attachments: &'a [Arc<CachedAttachment>],
+    pub attachments: Vec<Arc<CachedAttachment>>,
     /// It is the migration's turn to have a target pod.
     pub is_admitted: bool,
     /// The limit for which it waits.
-    pub full: Option<&'a Full>,
+    pub full: Option<Full>,
     /// The event about an unschedulable target pod was emitted.
     pub is_reported: bool,
     /// Node of the VMI.
-    pub source_node: Option<&'a CachedNode>,
+    pub source_node: Option<Arc<CachedNode>>,
     /// The target pod is on a node that is being drained.
     pub is_target_drained: bool,
     /// Migration policies, if the migration is about to be handed over.
-    pub policies: &'a [Arc<CachedPolicy>],
+    pub policies: Vec<Arc<CachedPolicy>>,
     /// Labels of the namespace.
-    pub namespace: &'a BTreeMap<String, String>,
+    pub namespace: BTreeMap<String, String>,
     /// Claims that the VMI names.
-    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+    pub claims: BTreeMap<String, Arc<CachedClaim>>,
     /// Limits that the namespace makes necessary.
     pub limits: NamespaceLimits,
     /// Definitions of the VMI's networks, if the pod requests the resources that they need.
-    pub definitions: Option<&'a BTreeMap<String, Arc<CachedNetwork>>>,
+    pub definitions: Option<BTreeMap<String, Arc<CachedNetwork>>>,
     /// Configuration in force.
-    pub config: &'a ClusterConfig,
+    pub config: Arc<ClusterConfig>,
     /// Launcher image of this installation.
-    pub launcher_image: &'a str,
+    pub launcher_image: Arc<str>,
     /// The last write for the migration that was refused.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<Failure>,
     /// The current time.
     pub now: Timestamp,
 }
 
-impl Observed<'_> {
+impl Observed {
     /// Returns what the VMI says about this migration. There is none before the hand-off.
     fn state(&self) -> Option<&VirtualMachineInstanceMigrationState> {
-        let state = self.vmi?.status.as_ref()?.migration_state.as_ref()?;
+        let state = self.vmi.as_ref()?.status.as_ref()?.migration_state.as_ref()?;
         (state.migration_uid.is_some() && state.migration_uid == self.migration.metadata.uid).then_some(state)
     }
 
     /// Returns true once the guest belongs to the target node.
     fn has_moved(&self) -> bool {
-        let node = self.vmi.and_then(node_name);
+        let node = self.vmi.as_deref().and_then(node_name);
         node.is_some() && self.state().is_some_and(|state| state.target_node.as_deref() == node)
     }
 
     /// Returns the target pods: more than one after a creation whose answer was lost.
     fn targets(&self) -> Vec<&CachedPod> {
-        let Some(vmi) = self.vmi else { return Vec::new() };
-        let is_target = |pod: &&CachedPod| is_target_of(pod, self.migration, vmi);
+        let Some(vmi) = self.vmi.as_deref() else { return Vec::new() };
+        let is_target = |pod: &&CachedPod| is_target_of(pod, &self.migration, vmi);
         let mut targets: Vec<&CachedPod> = self.pods.iter().map(Arc::as_ref).filter(is_target).collect();
         targets.sort_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|at| at.0), pod.metadata.name.clone()));
         targets
@@ -122,7 +122,7 @@ impl Observed<'_> {
 
     /// Returns the present pod of the VMI.
     fn source(&self) -> Option<&CachedPod> {
-        let vmi = self.vmi?;
+        let vmi = self.vmi.as_deref()?;
         node_name(vmi)?;
         let active = &vmi.status.as_ref()?.active_pods;
         let is_active = |pod: &&CachedPod| pod.metadata.uid.as_ref().is_some_and(|uid| active.contains_key(uid));
@@ -136,7 +136,7 @@ impl Observed<'_> {
 
     /// Returns the refusal of a write with this reason.
     fn refusal(&self, reason: &str) -> Option<&Failure> {
-        self.failure.filter(|failure| failure.reason == reason)
+        self.failure.as_ref().filter(|failure| failure.reason == reason)
     }
 
     /// Returns true if a refused write must wait, and sets the wake-up.
@@ -148,7 +148,7 @@ impl Observed<'_> {
 }
 
 /// Decides what to do about a migration.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     if observed.migration.is_final() {
         end::decide(observed, &mut decision)?;
@@ -163,15 +163,15 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     }
     let is_new = |phase: &MigrationPhase| step.passed.contains(phase);
     let backs_off = is_new(&MigrationPhase::Pending)
-        && backoff::until(observed.migration, observed.all).is_some_and(|until| until > observed.now);
+        && backoff::until(&observed.migration, &observed.all).is_some_and(|until| until > observed.now);
     // Without an address of the target the source cannot begin, so that the failure is certain.
-    if let Some((reason, vmi)) = step.timed_out.as_ref().zip(observed.vmi)
+    if let Some((reason, vmi)) = step.timed_out.as_ref().zip(observed.vmi.as_deref())
         && observed.state().is_some_and(|state| !state::may_have_begun(state))
     {
         state::mark_failed(observed, vmi, reason, &mut decision)?;
     }
     status::write(observed, step, &mut decision)?;
-    if let Some(vmi) = observed.vmi.filter(|_| backs_off) {
+    if let Some(vmi) = observed.vmi.as_deref().filter(|_| backs_off) {
         let (namespace, name) = names(vmi);
         let message = format!("backoff migrating vmi {namespace}/{name}");
         let regarding = Kind::Instance.reference(&vmi.metadata);
@@ -184,11 +184,12 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
 }
 
 /// Does what the phase requires.
-fn act(observed: &Observed<'_>, phase: &MigrationPhase, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let Some(vmi) = observed.vmi.filter(|vmi| !vmi.is_deleting() && !vmi.is_final()) else { return Ok(()) };
+fn act(observed: &Observed, phase: &MigrationPhase, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let Some(vmi) = observed.vmi.as_deref().filter(|vmi| !vmi.is_deleting() && !vmi.is_final()) else { return Ok(()) };
     match phase {
         MigrationPhase::Pending => {
-            if let Some(until) = backoff::until(observed.migration, observed.all).filter(|until| *until > observed.now)
+            if let Some(until) =
+                backoff::until(&observed.migration, &observed.all).filter(|until| *until > observed.now)
             {
                 decision.wake(until.duration_since(observed.now).unsigned_abs());
             }
@@ -210,7 +211,7 @@ fn act(observed: &Observed<'_>, phase: &MigrationPhase, decision: &mut Decision)
 }
 
 /// Returns a number of seconds in an annotation of the migration.
-fn seconds(observed: &Observed<'_>, key: &str) -> Option<i64> {
+fn seconds(observed: &Observed, key: &str) -> Option<i64> {
     observed.migration.metadata.annotations.as_ref()?.get(key)?.trim().parse().ok().filter(|seconds| *seconds >= 0)
 }
 

@@ -26,9 +26,9 @@ pub(super) fn best_policy<'a>(
 }
 
 /// Returns the settings in effect for a VMI.
-pub(super) fn settings(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
-    let policy = best_policy(observed.policies, vmi, observed.namespace);
-    options(observed.config, policy.map(|policy| &policy.spec))
+pub(super) fn settings(observed: &Observed, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
+    let policy = best_policy(&observed.policies, vmi, &observed.namespace);
+    options(&observed.config, policy.map(|policy| &policy.spec))
 }
 
 /// Returns the settings of the cluster, changed by a policy.

@@ -31,12 +31,12 @@ impl Step {
         &self.phase
     }
 
-    fn succeed(&mut self, observed: &Observed<'_>, message: &str) {
+    fn succeed(&mut self, observed: &Observed, message: &str) {
         self.event = Some(Event::normal(observed.regarding(), event::SUCCESSFUL_MIGRATION, message));
         self.enter(MigrationPhase::Succeeded);
     }
 
-    fn fail(&mut self, observed: &Observed<'_>, message: String) {
+    fn fail(&mut self, observed: &Observed, message: String) {
         self.event = Some(Event::warning(observed.regarding(), event::FAILED_MIGRATION, message));
         self.enter(MigrationPhase::Failed);
     }
@@ -48,7 +48,7 @@ impl Step {
 }
 
 /// Returns the next phase.
-pub(super) fn next(observed: &Observed<'_>) -> Step {
+pub(super) fn next(observed: &Observed) -> Step {
     let phase = observed.migration.phase().clone();
     let mut step = Step { phase: phase.clone(), ..Step::default() };
     match end(observed, &phase) {
@@ -67,7 +67,7 @@ pub(super) fn next(observed: &Observed<'_>) -> Step {
 }
 
 /// Ends a migration that has waited too long, or sets the wake-up for that.
-fn limit(observed: &Observed<'_>, step: &mut Step) {
+fn limit(observed: &Observed, step: &mut Step) {
     let Some(wait) = limits::wait(observed, &step.phase) else { return };
     if wait.left > SignedDuration::ZERO {
         let left = wait.left.unsigned_abs();
@@ -90,7 +90,7 @@ fn failed(message: &str) -> Option<End> {
 }
 
 /// Returns the end of the migration. The first rule that applies decides.
-fn end(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<End> {
+fn end(observed: &Observed, phase: &MigrationPhase) -> Option<End> {
     let spec = &observed.migration.spec;
     if spec.send_to.is_some() || spec.receive.is_some() {
         return failed("migrations between clusters or namespaces (sendTo, receive) are not supported");
@@ -100,7 +100,7 @@ fn end(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<End> {
     if state.is_some_and(|state| state.completed && !state.failed) {
         return Some(End::Succeeded);
     }
-    let Some(vmi) = observed.vmi else { return failed("Migration failed because vmi does not exist.") };
+    let Some(vmi) = observed.vmi.as_deref() else { return failed("Migration failed because vmi does not exist.") };
     if vmi.is_final() {
         return failed("Migration failed vmi shutdown during migration.");
     }
@@ -145,7 +145,7 @@ fn end(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<End> {
 }
 
 /// Returns true if another migration of the VMI has not ended and comes first.
-fn is_preceded(observed: &Observed<'_>) -> bool {
+fn is_preceded(observed: &Observed) -> bool {
     let own = &observed.migration.metadata;
     let created = observed.migration.metadata.creation_timestamp.as_ref().map(|at| at.0);
     let others = observed.all.iter().filter(|other| other.metadata.uid != own.uid && !other.is_final());
@@ -156,7 +156,7 @@ fn is_preceded(observed: &Observed<'_>) -> bool {
 }
 
 /// Returns the rest of the time in which utility volumes can be detached, and the whole time in seconds.
-pub(super) fn utility_volumes_time(observed: &Observed<'_>) -> (SignedDuration, i64) {
+pub(super) fn utility_volumes_time(observed: &Observed) -> (SignedDuration, i64) {
     let limit = seconds(observed, annotation::MIGRATION_UTILITY_VOLUMES_TIMEOUT)
         .unwrap_or(observed.config.migrations.utility_volumes_timeout);
     let created = observed.migration.metadata.creation_timestamp.as_ref().map_or(observed.now, |at| at.0);
@@ -164,7 +164,7 @@ pub(super) fn utility_volumes_time(observed: &Observed<'_>) -> (SignedDuration, 
     (SignedDuration::from_secs(limit).saturating_sub(age), limit)
 }
 
-fn utility_volumes_timed_out(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> Option<End> {
+fn utility_volumes_timed_out(observed: &Observed, vmi: &VirtualMachineInstance) -> Option<End> {
     if vmi.spec.utility_volumes.is_empty() {
         return None;
     }
@@ -179,8 +179,8 @@ fn utility_volumes_timed_out(observed: &Observed<'_>, vmi: &VirtualMachineInstan
 }
 
 /// Returns the phase that follows, if its condition is met.
-fn advance(observed: &Observed<'_>, phase: &MigrationPhase, wake: &mut Option<Duration>) -> Option<MigrationPhase> {
-    let vmi = observed.vmi?;
+fn advance(observed: &Observed, phase: &MigrationPhase, wake: &mut Option<Duration>) -> Option<MigrationPhase> {
+    let vmi = observed.vmi.as_deref()?;
     let state = observed.state();
     let runs = target::runs(observed);
     match phase {

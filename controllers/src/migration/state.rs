@@ -25,7 +25,7 @@ const ABORT_SUCCEEDED: &str = "Succeeded";
 
 /// Hands a migration over to virt-handler, once its target pod runs.
 pub(super) fn hand_over(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
@@ -38,7 +38,7 @@ pub(super) fn hand_over(
     if observed.must_wait(event::FAILED_HAND_OVER, decision) {
         return Ok(());
     }
-    let policy = best_policy(observed.policies, vmi, observed.namespace);
+    let policy = best_policy(&observed.policies, vmi, &observed.namespace);
     let own = observed.migration.status.as_ref().and_then(|status| status.migration_state.clone()).unwrap_or_default();
     let overhead = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::MEMORY_OVERHEAD_BYTES));
     let source_pod = observed.source().and_then(|pod| pod.metadata.name.clone());
@@ -78,7 +78,7 @@ pub(super) fn hand_over(
 /// Ends a migration that was deleted after its hand-off. Until the target has published its address, the source cannot begin, so
 /// that the migration ends here. Later the source is asked.
 pub(super) fn abort(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
@@ -93,7 +93,7 @@ pub(super) fn abort(
 
 /// Ends a migration that the VMI names and whose object is gone.
 pub(super) fn end_forgotten(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
@@ -113,7 +113,7 @@ pub(super) fn may_have_begun(state: &VirtualMachineInstanceMigrationState) -> bo
 
 /// Requests the end of a migration from its source, or ends it if the source cannot have begun.
 pub(super) fn stop(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     state: &VirtualMachineInstanceMigrationState,
     decision: &mut Decision,
@@ -145,7 +145,7 @@ pub(super) fn stop(
     Ok(())
 }
 
-fn set_failed(observed: &Observed<'_>, state: &mut VirtualMachineInstanceMigrationState, reason: &str) {
+fn set_failed(observed: &Observed, state: &mut VirtualMachineInstanceMigrationState, reason: &str) {
     let now = Time(observed.now);
     state.failed = true;
     state.completed = true;
@@ -158,7 +158,7 @@ fn set_failed(observed: &Observed<'_>, state: &mut VirtualMachineInstanceMigrati
 
 /// Records the failure of a migration that virt-handler does not end.
 pub(super) fn mark_failed(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     reason: &str,
     decision: &mut Decision,

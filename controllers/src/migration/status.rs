@@ -19,8 +19,8 @@ use crate::runtime::{Decision, Effect, Event, Kind};
 const QUOTA: &str = "exceeded quota";
 
 /// Writes the status after a step.
-pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let mut wanted = observed.migration.clone();
+pub(super) fn write(observed: &Observed, step: Step, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let mut wanted = (*observed.migration).clone();
     let status = wanted.status.get_or_insert_default();
     for phase in &step.passed {
         status.phase_transition_timestamps.push(VirtualMachineInstanceMigrationPhaseTransitionTimestamp {
@@ -43,7 +43,7 @@ pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision
     if let Some(state) = observed.state().filter(|_| step.phase().is_final()) {
         status.migration_state = Some(state.clone());
     }
-    if let Some(change) = Effect::change(Kind::Migration, observed.migration, &wanted, Some("status"))? {
+    if let Some(change) = Effect::change(Kind::Migration, &*observed.migration, &wanted, Some("status"))? {
         decision.push(match step.event {
             Some(event) => change.on_success(event),
             None => change,
@@ -55,7 +55,7 @@ pub(super) fn write(observed: &Observed<'_>, step: Step, decision: &mut Decision
 
 /// Updates the conditions. Returns the event of a wait that begins.
 fn update_conditions(
-    observed: &Observed<'_>,
+    observed: &Observed,
     phase: &MigrationPhase,
     status: &mut VirtualMachineInstanceMigrationStatus,
 ) -> Option<Event> {
@@ -68,7 +68,7 @@ fn update_conditions(
     } else if *phase != MigrationPhase::Pending {
         remove(status, condition::MIGRATION_REJECTED_BY_QUOTA);
     }
-    let vmi = observed.vmi?;
+    let vmi = observed.vmi.as_deref()?;
     if *phase != MigrationPhase::Pending || vmi.spec.utility_volumes.is_empty() || observed.target().is_some() {
         remove(status, condition::MIGRATION_BLOCKED_BY_UTILITY_VOLUMES);
         return None;
@@ -87,7 +87,7 @@ fn update_conditions(
 
 /// Adds a condition. A known one stays as it is. Returns true if it is new.
 fn set(
-    observed: &Observed<'_>,
+    observed: &Observed,
     status: &mut VirtualMachineInstanceMigrationStatus,
     type_: &str,
     reason: &str,

@@ -28,7 +28,7 @@ const RENDER_AGAIN: Duration = Duration::from_secs(30);
 const GO_TIME: &str = "%Y-%m-%d %H:%M:%S %z %Z";
 
 /// Returns true if the target pod runs on its node.
-pub(super) fn runs(observed: &Observed<'_>) -> bool {
+pub(super) fn runs(observed: &Observed) -> bool {
     observed.target().is_some_and(|pod| {
         pod.phase == "Running" && pod.compute_running && !pod.is_going_down() && pod.node_name.is_some()
     })
@@ -36,7 +36,7 @@ pub(super) fn runs(observed: &Observed<'_>) -> bool {
 
 /// Returns true for the target of an evacuation on a node that the VMI would have to leave, too, and so on without end. A VMI that
 /// tolerates the taint gets there.
-pub(super) fn is_no_refuge(observed: &Observed<'_>) -> bool {
+pub(super) fn is_no_refuge(observed: &Observed) -> bool {
     let annotations = observed.migration.metadata.annotations.as_ref();
     observed.is_target_drained
         && annotations.is_some_and(|annotations| annotations.contains_key(annotation::EVACUATION_MIGRATION))
@@ -44,14 +44,14 @@ pub(super) fn is_no_refuge(observed: &Observed<'_>) -> bool {
 
 /// Returns the pods that attach volumes to a launcher pod.
 pub(super) fn attachments_of<'a>(
-    observed: &'a Observed<'_>,
+    observed: &'a Observed,
     pod: &'a CachedPod,
 ) -> impl Iterator<Item = &'a CachedAttachment> {
     observed.attachments.iter().map(AsRef::as_ref).filter(move |attachment| attachment.is_of(pod))
 }
 
 /// Returns the pod that attaches the volumes to the target pod.
-pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAttachment> {
+pub(super) fn attachment<'a>(observed: &'a Observed) -> Option<&'a CachedAttachment> {
     let target = observed.target()?;
     let usable = |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting();
     let usable = attachments_of(observed, target).filter(usable);
@@ -59,13 +59,13 @@ pub(super) fn attachment<'a>(observed: &'a Observed<'_>) -> Option<&'a CachedAtt
 }
 
 /// Returns true if the target pod has all volumes of the source.
-pub(super) fn has_attachments(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> bool {
+pub(super) fn has_attachments(observed: &Observed, vmi: &VirtualMachineInstance) -> bool {
     plugged_volumes(vmi).is_empty() || attachment(observed).is_some_and(|attachment| attachment.ready)
 }
 
 /// Creates the target pod and the pod that attaches its volumes, and deletes those that are not of use.
 pub(super) fn provide(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
@@ -91,31 +91,27 @@ pub(super) fn provide(
     Ok(())
 }
 
-fn inputs<'a>(observed: &Observed<'a>, vmi: &'a VirtualMachineInstance) -> Inputs<'a> {
+fn inputs<'a>(observed: &'a Observed, vmi: &'a VirtualMachineInstance) -> Inputs<'a> {
     Inputs {
         instance: vmi,
-        config: observed.config,
-        launcher_image: observed.launcher_image,
-        claims: observed.claims,
+        config: &observed.config,
+        launcher_image: &observed.launcher_image,
+        claims: &observed.claims,
         limits: observed.limits,
-        definitions: observed.definitions,
+        definitions: observed.definitions.as_ref(),
     }
 }
 
-fn create(
-    observed: &Observed<'_>,
-    vmi: &VirtualMachineInstance,
-    decision: &mut Decision,
-) -> Result<(), serde_json::Error> {
+fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Decision) -> Result<(), serde_json::Error> {
     let Some(source) = observed.source() else { return Ok(()) };
     if *observed.migration.phase() != MigrationPhase::Pending || observed.must_wait(event::FAILED_CREATE, decision) {
         return Ok(());
     }
     let regarding = || Kind::Instance.reference(&vmi.metadata);
     let target = Target {
-        migration: observed.migration,
+        migration: &observed.migration,
         source,
-        source_node: observed.source_node,
+        source_node: observed.source_node.as_deref(),
         post_copy: settings(observed, vmi).switches_to_post_copy(),
     };
     match launcher_pod::render_target(&inputs(observed, vmi), &target) {
@@ -138,7 +134,7 @@ fn create(
 }
 
 fn create_attachment(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     target: &CachedPod,
     decision: &mut Decision,
@@ -162,8 +158,8 @@ fn create_attachment(
         instance: vmi,
         launcher: target,
         node: target.node_name.as_deref().unwrap_or_default(),
-        config: observed.config,
-        image: observed.launcher_image,
+        config: &observed.config,
+        image: &observed.launcher_image,
         volumes: &volumes,
     });
     let regarding = || Kind::Instance.reference(&vmi.metadata);
@@ -176,7 +172,7 @@ fn create_attachment(
 }
 
 /// Deletes a target pod. `{pod}` in the text stands for its name.
-pub(super) fn delete(observed: &Observed<'_>, pod: &CachedPod, text: &str, decision: &mut Decision) {
+pub(super) fn delete(observed: &Observed, pod: &CachedPod, text: &str, decision: &mut Decision) {
     if pod.metadata.deletion_timestamp.is_some() || observed.must_wait(event::FAILED_DELETE, decision) {
         return;
     }
@@ -191,7 +187,7 @@ pub(super) fn delete(observed: &Observed<'_>, pod: &CachedPod, text: &str, decis
 }
 
 /// Deletes a target pod that does not start in time.
-fn limit_time(observed: &Observed<'_>, vmi: &VirtualMachineInstance, pod: &CachedPod, decision: &mut Decision) {
+fn limit_time(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod, decision: &mut Decision) {
     if pod.phase != "Pending" || pod.is_going_down() {
         return;
     }
@@ -220,7 +216,7 @@ fn limit_time(observed: &Observed<'_>, vmi: &VirtualMachineInstance, pod: &Cache
 }
 
 /// Records on the target pod when the guest ran there. Network plugins move the addresses of the guest then.
-pub(super) fn mark_ready(observed: &Observed<'_>, decision: &mut Decision) {
+pub(super) fn mark_ready(observed: &Observed, decision: &mut Decision) {
     let Some(at) = observed.state().and_then(|state| state.target_node_domain_ready_timestamp.as_ref()) else { return };
     let Some(pod) = observed.target().filter(|pod| !pod.is_going_down()) else { return };
     let annotations = pod.metadata.annotations.as_ref();

@@ -42,7 +42,7 @@ impl Wait {
 
 /// Updates the condition.
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     phase: &MigrationPhase,
     status: &mut VirtualMachineInstanceMigrationStatus,
     decision: &mut Decision,
@@ -53,7 +53,7 @@ pub(super) fn update(
         known.map(|known| status.conditions.remove(known));
         return;
     };
-    let since = entered(observed.migration, phase).unwrap_or(observed.now);
+    let since = entered(&observed.migration, phase).unwrap_or(observed.now);
     let former = known.map(|known| &status.conditions[known]);
     let left = match former {
         Some(former) if former.reason.as_deref() != Some(wait.reason) => SignedDuration::ZERO,
@@ -81,8 +81,8 @@ fn left(now: Timestamp, since: Option<Timestamp>, time: SignedDuration) -> Signe
 }
 
 /// Returns what the migration waits for. Waits with a condition of their own have no other.
-fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wait> {
-    let vmi = observed.vmi?;
+fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> {
+    let vmi = observed.vmi.as_deref()?;
     let is_early = matches!(phase, MigrationPhase::Pending | MigrationPhase::Scheduling);
     if !is_early || observed.state().is_some() || observed.migration.metadata.deletion_timestamp.is_some() {
         return None;
@@ -95,10 +95,10 @@ fn wait(observed: &Observed<'_>, phase: &MigrationPhase) -> Option<Wait> {
 }
 
 /// Returns what the target pod waits for.
-fn for_target(observed: &Observed<'_>, vmi: &VirtualMachineInstance, pod: &CachedPod) -> Option<Wait> {
+fn for_target(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod) -> Option<Wait> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     if let Some(scheduled) = pod.scheduled.as_ref().filter(|_| pod.is_unschedulable()) {
-        let message = with_unoffered(scheduled.message.as_deref().unwrap_or_default(), observed.unoffered);
+        let message = with_unoffered(scheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
         return Some(
             Wait::new("TargetPodUnschedulable", format!("target pod {name} has no node: {message}")).at_once(),
         );
@@ -119,17 +119,17 @@ fn for_target(observed: &Observed<'_>, vmi: &VirtualMachineInstance, pod: &Cache
 }
 
 /// Returns why there is no target pod.
-fn for_place(observed: &Observed<'_>, vmi: &VirtualMachineInstance) -> Option<Wait> {
+fn for_place(observed: &Observed, vmi: &VirtualMachineInstance) -> Option<Wait> {
     if let Some(refusal) = observed.refusal(event::FAILED_CREATE) {
         let message = format!("cannot create the target pod: {}", refusal.message);
         return Some(Wait::new(event::FAILED_CREATE, message).at_once());
     }
-    if let Some(until) = backoff::until(observed.migration, observed.all).filter(|until| *until > observed.now) {
+    if let Some(until) = backoff::until(&observed.migration, &observed.all).filter(|until| *until > observed.now) {
         let message = format!("the last migrations of the VMI failed; the next attempt is at {until}");
         return Some(Wait::new("Backoff", message));
     }
     let limits = &observed.config.migrations;
-    match observed.full {
+    match observed.full.as_ref() {
         Some(Full::Cluster) => {
             let limit = limits.parallel_per_cluster;
             let message = format!(

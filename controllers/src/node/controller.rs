@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use api::{VirtualMachineInstance, constants::component, tsc::frequency as used_frequency};
@@ -13,11 +13,10 @@ use super::{Observed, is_silent, silence::Heartbeats};
 use crate::{
     cache::Key,
     resources::{
-        Caches, Resource, VmiWithPods, needs,
+        Caches, Resource, needs,
         nodes::{CachedNode, NodeIndex},
         pods::PodIndex,
         vmis::{VmiIndex, node_name},
-        workloads::CachedWorkload,
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -38,22 +37,12 @@ impl Nodes {
     }
 }
 
-/// Everything in the caches that a decision about a node depends on.
-pub(crate) struct Snapshot {
-    node: Option<Arc<CachedNode>>,
-    vmis: Vec<VmiWithPods>,
-    has_handler: bool,
-    daemon_set: Option<Arc<CachedWorkload>>,
-    frequencies: BTreeSet<u64>,
-    silence: Option<Duration>,
-}
-
 impl Controller for Nodes {
     const NAME: &'static str = "node";
     const NEEDS: Needs =
         needs(&[Resource::Nodes, Resource::Vmis, Resource::Pods, Resource::Handlers, Resource::DaemonSets]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.nodes);
@@ -78,7 +67,8 @@ impl Controller for Nodes {
         self.watch_frequencies(caches, wake);
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
         let node = caches.nodes.get(key);
         let has_tsc = node.as_ref().is_some_and(|node| node.has_tsc_labels());
         let mut heartbeats = self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +83,8 @@ impl Controller for Nodes {
         // A VMI fails only if it has no pod, which is not known yet of one with missing pods.
         let vmis = vmis.into_iter().filter(|vmi| caches.missing_pods(vmi).is_empty());
         let handlers = caches.handlers.by(&PodIndex::Node(key.name.clone()));
-        Some(Snapshot {
+        Some(Observed {
+            key: key.clone(),
             vmis: vmis.map(|vmi| caches.with_pods(vmi)).collect(),
             has_handler: handlers.iter().any(|pod| !pod.is_down()),
             daemon_set: caches.daemon_sets.get(&Key::new(self.namespace.clone(), component::VIRT_HANDLER)),
@@ -103,16 +94,8 @@ impl Controller for Nodes {
         })
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        super::decide(&Observed {
-            key: attempt.key,
-            node: snapshot.node.as_deref(),
-            vmis: &snapshot.vmis,
-            has_handler: snapshot.has_handler,
-            daemon_set: snapshot.daemon_set.as_deref(),
-            frequencies: &snapshot.frequencies,
-            silence: snapshot.silence,
-        })
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }
 

@@ -11,7 +11,7 @@ mod silence;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{
     VirtualMachineInstance, VmiPhase,
@@ -33,35 +33,35 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(300);
 const RECHECK: Duration = Duration::from_secs(60);
 
 /// Everything that a decision about a node depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// Name of the node.
-    pub key: &'a Key,
+    pub key: Key,
     /// The node, if there is one.
-    pub node: Option<&'a CachedNode>,
+    pub node: Option<Arc<CachedNode>>,
     /// VMIs on the node that have not ended. Not needed unless the node is silent.
-    pub vmis: &'a [VmiWithPods],
+    pub vmis: Vec<VmiWithPods>,
     /// virt-handler has a pod on the node.
     pub has_handler: bool,
     /// The DaemonSet of virt-handler.
-    pub daemon_set: Option<&'a CachedWorkload>,
+    pub daemon_set: Option<Arc<CachedWorkload>>,
     /// TSC frequencies that VMIs need.
-    pub frequencies: &'a BTreeSet<u64>,
+    pub frequencies: BTreeSet<u64>,
     /// Time since the last heartbeat, if the node has one.
     pub silence: Option<Duration>,
 }
 
 /// Decides what to do about a node.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
-    decision.effects.extend(observed.node.and_then(|node| tsc::relabel(node, observed.frequencies)));
-    if let Some(left) = responsive_for(observed.node, observed.silence) {
+    decision.effects.extend(observed.node.as_deref().and_then(|node| tsc::relabel(node, &observed.frequencies)));
+    if let Some(left) = responsive_for(observed.node.as_deref(), observed.silence) {
         // Nodes that never had a virt-handler need no second decision.
         if let Some(left) = left {
             decision.wake(left);
         }
         return Ok(decision);
     }
-    if let Some(node) = observed.node {
+    if let Some(node) = observed.node.as_deref() {
         mark_unschedulable(node, &mut decision);
     }
     let affected: Vec<&VmiWithPods> = observed
@@ -76,9 +76,9 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
         return Ok(decision);
     }
     decision.wake(RECHECK);
-    if let Some(node) = observed.node
+    if let Some(node) = observed.node.as_deref()
         && !observed.has_handler
-        && observed.daemon_set.is_some_and(|set| set.wanted == set.scheduled || set.wanted == set.ready)
+        && observed.daemon_set.as_deref().is_some_and(|set| set.wanted == set.scheduled || set.wanted == set.ready)
     {
         decision.push(Effect::Event(Event::warning(
             Kind::Node.reference(&node.metadata),
@@ -136,7 +136,7 @@ fn is_alive(pod: &CachedPod) -> bool {
 }
 
 /// Returns true if the guest may run in one of the pods. The pod of a migration that has ended runs nothing.
-fn may_run(observed: &Observed<'_>, affected: &VmiWithPods) -> bool {
+fn may_run(observed: &Observed, affected: &VmiWithPods) -> bool {
     let is_moving = affected.vmi.is_handed_off();
     affected.pods.iter().filter(|pod| is_alive(pod)).any(|pod| {
         let is_here = pod.node_name.as_ref().is_none_or(|node| *node == observed.key.name);
@@ -145,7 +145,7 @@ fn may_run(observed: &Observed<'_>, affected: &VmiWithPods) -> bool {
 }
 
 fn fail_vmi(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {

@@ -25,13 +25,17 @@ fn vmi(phase: &str, pod: Option<CachedPod>) -> VmiWithPods {
 }
 
 fn decided(node: Option<&CachedNode>, silence: Option<Duration>, vmis: &[VmiWithPods]) -> Decision {
-    let key = Key::new("", "n");
     let set = CachedWorkload { wanted: 1, ready: 1, ..CachedWorkload::default() };
-    let frequencies = BTreeSet::new();
-    let daemon_set = Some(&set);
-    let observed =
-        Observed { key: &key, node, vmis, has_handler: true, daemon_set, frequencies: &frequencies, silence };
-    decide(&observed).unwrap()
+    decide(&Observed {
+        key: Key::new("", "n"),
+        node: node.cloned().map(Arc::new),
+        vmis: vmis.to_vec(),
+        has_handler: true,
+        daemon_set: Some(Arc::new(set)),
+        frequencies: BTreeSet::new(),
+        silence,
+    })
+    .unwrap()
 }
 
 fn patches(decision: &Decision) -> Vec<Value> {
@@ -118,12 +122,12 @@ fn node_without_virt_handler_is_reported_once_the_others_have_settled() {
     for (scheduled, ready, shown) in [(2, 1, true), (1, 2, true), (1, 1, false)] {
         let set = CachedWorkload { wanted: 2, scheduled, ready, ..CachedWorkload::default() };
         let observed = Observed {
-            key: &Key::new("", "n"),
-            node: Some(&silent),
-            vmis: &vmis,
+            key: Key::new("", "n"),
+            node: Some(Arc::new(silent.clone())),
+            vmis: vmis.to_vec(),
             has_handler: false,
-            daemon_set: Some(&set),
-            frequencies: &BTreeSet::new(),
+            daemon_set: Some(Arc::new(set)),
+            frequencies: BTreeSet::new(),
             silence: LONG,
         };
         let effects = decide(&observed).unwrap().effects;

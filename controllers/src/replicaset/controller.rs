@@ -25,19 +25,12 @@ impl ReplicaSets {
     }
 }
 
-/// Everything in the caches that a decision about a replica set depends on.
-pub(crate) struct Snapshot {
-    set: Arc<VirtualMachineInstanceReplicaSet>,
-    /// VMIs of the set, and VMIs without a controller that it may select.
-    vmis: BTreeMap<Key, Arc<VirtualMachineInstance>>,
-}
-
 impl Controller for ReplicaSets {
     const NAME: &'static str = "replicaset";
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[Resource::ReplicaSets, Resource::Vmis, Resource::Namespaces]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.replica_sets);
@@ -56,7 +49,8 @@ impl Controller for ReplicaSets {
         });
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
         let set = caches.replica_sets.get(key)?;
         let namespace = key.namespace.clone();
         let orphans = match required_label(&set) {
@@ -66,17 +60,19 @@ impl Controller for ReplicaSets {
         let owned = caches.vmis.by(&VmiIndex::Controller(set.metadata.uid.clone().unwrap_or_default()));
         let vmis = owned.into_iter().chain(caches.vmis.by(&orphans));
         let vmis = vmis.filter(|vmi| vmi.metadata.namespace.as_deref() == Some(key.namespace.as_str()));
-        Some(Snapshot { vmis: vmis.map(|vmi| (Key::of(&vmi.metadata), vmi)).collect(), set })
-    }
-
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        let instances: Vec<_> = snapshot.vmis.values().cloned().collect();
-        super::decide(&Observed {
-            set: &snapshot.set,
-            instances: &instances,
-            failure: attempt.failure,
+        // In the order of their names, and each once.
+        let instances: BTreeMap<Key, Arc<VirtualMachineInstance>> =
+            vmis.map(|vmi| (Key::of(&vmi.metadata), vmi)).collect();
+        Some(Observed {
+            set,
+            instances: instances.into_values().collect(),
+            failure: attempt.failure.cloned(),
             now: attempt.now,
         })
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }
 

@@ -30,20 +30,20 @@ use crate::{
 const BURST: usize = 250;
 
 /// Everything that a decision about a replica set depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The replica set.
-    pub set: &'a VirtualMachineInstanceReplicaSet,
+    pub set: Arc<VirtualMachineInstanceReplicaSet>,
     /// VMIs that it owns or may adopt.
-    pub instances: &'a [Arc<VirtualMachineInstance>],
+    pub instances: Vec<Arc<VirtualMachineInstance>>,
     /// The last write for this set that was refused.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<Failure>,
     /// The current time.
     pub now: Timestamp,
 }
 
 /// Decides what to do about a replica set.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
-    let set = observed.set;
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let set = &*observed.set;
     let mut decision = Decision::settled();
     let Some(selector) = selector(set) else {
         // Admission rejects these.
@@ -77,7 +77,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     };
     scale(observed, &changes, &mut decision)?;
     // The refusal of a write that is not needed any more is no failure.
-    let failure = observed.failure.filter(|failure| changes.want(failure.reason));
+    let failure = observed.failure.as_ref().filter(|failure| changes.want(failure.reason));
     status(observed, &selector, &active, failure, &mut decision)?;
     Ok(decision)
 }
@@ -145,10 +145,11 @@ fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInst
     decision.push(set_owners(instance, &json!(left)));
 }
 
-fn scale(observed: &Observed<'_>, changes: &Changes<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let set = observed.set;
+fn scale(observed: &Observed, changes: &Changes<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let set = &*observed.set;
     // A refused write waits; the others continue.
-    let blocking = observed.failure.filter(|failure| failure.blocks(observed.now) && changes.want(failure.reason));
+    let blocking =
+        observed.failure.as_ref().filter(|failure| failure.blocks(observed.now) && changes.want(failure.reason));
     if let Some(failure) = blocking {
         decision.wake(failure.remaining(observed.now));
     }
@@ -223,13 +224,13 @@ fn replica(set: &VirtualMachineInstanceReplicaSet) -> VirtualMachineInstance {
 }
 
 fn status(
-    observed: &Observed<'_>,
+    observed: &Observed,
     selector: &Selector,
     active: &[&VirtualMachineInstance],
     failure: Option<&Failure>,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
-    let set = observed.set;
+    let set = &*observed.set;
     let now = Time(observed.now);
     let former = set.status.clone().unwrap_or_default();
     let mut conditions = former.conditions.clone();

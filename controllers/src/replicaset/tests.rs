@@ -36,7 +36,16 @@ fn vmi(name: &str, owner: Option<&str>, change: &Value) -> Arc<VirtualMachineIns
 }
 
 fn decided(set: &VirtualMachineInstanceReplicaSet, vmis: &[Arc<VirtualMachineInstance>]) -> Decision {
-    decide(&Observed { set, instances: vmis, failure: None, now: now() }).unwrap()
+    decided_after(set, vmis, None)
+}
+
+fn decided_after(
+    set: &VirtualMachineInstanceReplicaSet,
+    vmis: &[Arc<VirtualMachineInstance>],
+    failure: Option<&Failure>,
+) -> Decision {
+    let (set, instances) = (Arc::new(set.clone()), vmis.to_vec());
+    decide(&Observed { set, instances, failure: failure.cloned(), now: now() }).unwrap()
 }
 
 fn created(decision: &Decision) -> usize {
@@ -153,7 +162,7 @@ fn refused_vmi_shows_as_replica_failure() {
         attempts: 1,
     };
     let set = set(&json!({}));
-    let decision = decide(&Observed { set: &set, instances: &[], failure: Some(&failure), now: now() }).unwrap();
+    let decision = decided_after(&set, &[], Some(&failure));
     assert_eq!(created(&decision), 0);
     let conditions = status(&decision)["conditions"].clone();
     assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("ReplicaFailure"), &json!("FailedCreate")));
@@ -161,7 +170,7 @@ fn refused_vmi_shows_as_replica_failure() {
     let shown = |spec: Value| self::set(&json!({"spec": spec, "status": {"conditions": conditions}}));
     for (spec, gone) in [(json!({"replicas": 0}), vec!["a"]), (json!({"paused": true}), vec![])] {
         let (set, vmis) = (shown(spec), [vmi("a", Some("set"), &json!({}))]);
-        let decision = decide(&Observed { set: &set, instances: &vmis, failure: Some(&failure), now: now() }).unwrap();
+        let decision = decided_after(&set, &vmis, Some(&failure));
         assert_eq!((deleted(&decision), decision.wake_after), (gone, None));
         assert!(!status(&decision)["conditions"].to_string().contains("ReplicaFailure"), "{decision:?}");
     }

@@ -25,8 +25,8 @@ pub(crate) trait Controller: Send + Sync + 'static {
     const NEEDS: Needs;
     /// The caches.
     type Caches: Send + Sync + 'static;
-    /// Everything in the caches that a decision depends on.
-    type Snapshot: Send + 'static;
+    /// Everything that a decision depends on.
+    type Observed: Send + 'static;
 
     /// Registers the changes that wake keys. Listeners must not block.
     fn watch(&self, caches: &Arc<Self::Caches>, wake: &Wake);
@@ -35,21 +35,21 @@ pub(crate) trait Controller: Send + Sync + 'static {
     fn config_changed(&self, _caches: &Self::Caches, _change: &ConfigChange, _wake: &Wake) {}
 
     /// Collects the objects that the decision about a key depends on. `None`: nothing is to be decided.
-    fn observe(&self, caches: &Self::Caches, key: &Key) -> Option<Self::Snapshot>;
+    fn observe(&self, caches: &Self::Caches, attempt: &Attempt<'_>) -> Option<Self::Observed>;
 
     /// Returns the object that the key names, for logs and traces.
-    fn subject<'a>(&self, _snapshot: &'a Self::Snapshot) -> Option<&'a ObjectMeta> {
+    fn subject<'a>(&self, _observed: &'a Self::Observed) -> Option<&'a ObjectMeta> {
         None
     }
 
     /// Returns true while the object starts, so that its reconciles belong to the trace of its start.
-    fn is_starting(&self, _snapshot: &Self::Snapshot) -> bool {
+    fn is_starting(&self, _observed: &Self::Observed) -> bool {
         false
     }
 
-    /// Decides. The same snapshot yields the same decision, except for random numbers. An error means that an object cannot
+    /// Decides. The same observation yields the same decision, except for random numbers. An error means that an object cannot
     /// be written as JSON, which is a defect.
-    fn decide(&self, snapshot: &Self::Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error>;
+    fn decide(&self, observed: &Self::Observed) -> Result<Decision, serde_json::Error>;
 }
 
 /// A set of resources, by their numbers. A controller starts when the caches of those that it needs are filled.
@@ -80,7 +80,7 @@ pub(crate) struct ConfigChange {
     pub present: Arc<ClusterConfig>,
 }
 
-/// The circumstances of one decision.
+/// The circumstances of one observation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt<'a> {
     /// The key.

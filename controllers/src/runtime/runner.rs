@@ -82,7 +82,8 @@ impl<C: Controller> Runner<C> {
     async fn reconcile(&self, key: &Key, executor: &Executor) -> bool {
         let failure = self.wake.failure(key);
         let started = std::time::Instant::now();
-        let Some(snapshot) = self.controller.observe(&self.caches, key) else {
+        let attempt = Attempt { key, failure: failure.as_ref(), now: Timestamp::now() };
+        let Some(observed) = self.controller.observe(&self.caches, &attempt) else {
             self.wake.forget(key);
             if C::COUNTS_SYNCS {
                 executor.metrics().forget_syncs(key);
@@ -92,15 +93,14 @@ impl<C: Controller> Runner<C> {
         if C::COUNTS_SYNCS {
             executor.metrics().synced(key);
         }
-        let subject = self.controller.subject(&snapshot);
+        let subject = self.controller.subject(&observed);
         if let Some(uid) = subject.and_then(|metadata| metadata.uid.as_deref()) {
             tracing::Span::current().record("uid", uid);
         }
-        let attempt = Attempt { key, failure: failure.as_ref(), now: Timestamp::now() };
-        let trace = subject.filter(|_| executor.traces().is_on() && self.controller.is_starting(&snapshot));
+        let trace = subject.filter(|_| executor.traces().is_on() && self.controller.is_starting(&observed));
         let trace = trace.and_then(|metadata| TraceParent::of_start(metadata, attempt.now));
-        let decision = self.controller.decide(&snapshot, &attempt);
-        drop(snapshot);
+        let decision = self.controller.decide(&observed);
+        drop(observed);
         let took = started.elapsed();
         if took > SLOW_DECISION {
             tracing::warn!(milliseconds = took.as_millis() as u64, "decision took long");
@@ -191,7 +191,8 @@ impl<C: Controller> Run for Runner<C> {
     fn observe_queued(&self) -> usize {
         let mut count = 0;
         while let Some(taken) = self.wake.queue.pop() {
-            let _ = self.controller.observe(&self.caches, &taken.key);
+            let attempt = Attempt { key: &taken.key, failure: None, now: Timestamp::now() };
+            let _ = self.controller.observe(&self.caches, &attempt);
             self.wake.queue.done(&taken.key, false);
             count += 1;
         }

@@ -19,8 +19,8 @@ use prometheus::Registry;
 use serde_json::{Value, json};
 
 use super::{
-    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Kind, Metrics, Needs, Recorder, Run, Runner, Wake,
-    executor::Outcome, lease::Leadership,
+    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs, Recorder, Run,
+    Runner, Wake, executor::Outcome, lease::Leadership,
 };
 use crate::{
     cache::Key,
@@ -95,26 +95,27 @@ impl Controller for Fake {
     const NAME: &'static str = "fake";
     const NEEDS: Needs = Needs::NONE;
     type Caches = ();
-    type Snapshot = ObjectMeta;
+    type Observed = (ObjectMeta, Key, Option<Failure>, jiff::Timestamp);
 
     fn watch(&self, _caches: &Arc<()>, wake: &Wake) {
         wake.at_start(|| vec![Key::new("n", "a"), Key::new("n", "b")]);
     }
 
-    fn observe(&self, _caches: &(), _key: &Key) -> Option<ObjectMeta> {
-        Some(self.subject.clone())
+    fn observe(&self, _caches: &(), attempt: &Attempt<'_>) -> Option<Self::Observed> {
+        Some((self.subject.clone(), attempt.key.clone(), attempt.failure.cloned(), attempt.now))
     }
 
-    fn subject<'a>(&self, snapshot: &'a ObjectMeta) -> Option<&'a ObjectMeta> {
-        Some(snapshot)
+    fn subject<'a>(&self, (subject, ..): &'a Self::Observed) -> Option<&'a ObjectMeta> {
+        Some(subject)
     }
 
-    fn is_starting(&self, _snapshot: &ObjectMeta) -> bool {
+    fn is_starting(&self, _observed: &Self::Observed) -> bool {
         true
     }
 
-    fn decide(&self, _snapshot: &ObjectMeta, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        Ok((self.decide)(self.decisions.fetch_add(1, Ordering::Relaxed), attempt))
+    fn decide(&self, (_, key, failure, now): &Self::Observed) -> Result<Decision, serde_json::Error> {
+        let attempt = Attempt { key, failure: failure.as_ref(), now: *now };
+        Ok((self.decide)(self.decisions.fetch_add(1, Ordering::Relaxed), &attempt))
     }
 }
 

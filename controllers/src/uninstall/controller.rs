@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::{KubeVirt, constants::KUBEVIRT_NAME};
+use jiff::Timestamp;
 
 use super::{Counts, Workloads, decide, removes_workloads};
 use crate::{
@@ -24,11 +25,12 @@ impl Uninstall {
     }
 }
 
-/// Everything in the caches that the decision depends on.
-pub(crate) struct Snapshot {
+/// Everything that the decision depends on.
+pub(crate) struct Observed {
     kubevirt: Arc<KubeVirt>,
     counts: Counts,
     workloads: Workloads,
+    now: Timestamp,
 }
 
 /// Queues the key when an object appears, is deleted, or loses a finalizer.
@@ -50,7 +52,7 @@ impl Controller for Uninstall {
     const NEEDS: Needs =
         needs(&[Resource::KubeVirts, Resource::Vms, Resource::Vmis, Resource::ReplicaSets, Resource::Migrations]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         let key = Key::new(self.namespace.clone(), KUBEVIRT_NAME);
@@ -70,8 +72,8 @@ impl Controller for Uninstall {
         wake.at_start(move || vec![key.clone()]);
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
-        let kubevirt = caches.kubevirts.get(key)?;
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let kubevirt = caches.kubevirts.get(attempt.key)?;
         let counts = Counts { vmis: caches.vmis.len(), vms: caches.vms.len(), replica_sets: caches.replica_sets.len() };
         let workloads = if removes_workloads(&kubevirt) {
             Workloads {
@@ -83,10 +85,10 @@ impl Controller for Uninstall {
         } else {
             Workloads::default()
         };
-        Some(Snapshot { kubevirt, counts, workloads })
+        Some(Observed { kubevirt, counts, workloads, now: attempt.now })
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        Ok(decide(&snapshot.kubevirt, snapshot.counts, &snapshot.workloads, attempt.now))
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        Ok(decide(&observed.kubevirt, observed.counts, &observed.workloads, observed.now))
     }
 }

@@ -37,7 +37,7 @@ pub(super) enum ApplyError {
 }
 
 /// Parses the instance type and preference of a VM.
-pub(super) fn chosen(observed: &Observed<'_>) -> Result<Chosen, SyncError> {
+pub(super) fn chosen(observed: &Observed) -> Result<Chosen, SyncError> {
     let unreadable = |role: Role, lookup: &Lookup, error: revision::ContentError| {
         not_found(role, format!("cannot use {}: {error}", lookup.name()))
     };

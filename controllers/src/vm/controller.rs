@@ -1,28 +1,23 @@
 //! The VM controller: its watches and observations.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use api::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    config::ClusterConfig,
+    VirtualMachine, VirtualMachineInstanceMigration,
     instancetype::{MatchedKind, matcher::Role},
     owner,
 };
 use daemon::config::ConfigHandle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{
-    Observed,
-    lookup::{Lookup, look_up},
-};
+use super::{Observed, lookup::look_up};
 use crate::{
     cache::Key,
     resources::{
         Caches, Resource,
-        claims::CachedClaim,
         migrations::{MigrationIndex, vmi_key},
         needs,
-        start_revisions::{StartRevision, StartRevisionIndex},
+        start_revisions::StartRevisionIndex,
         vms::{VmIndex, claim_names, instancetype_key},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
@@ -39,18 +34,6 @@ impl Vms {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self { config: setup.config.clone() }
     }
-}
-
-/// Everything in the caches that a decision about a VM depends on.
-pub(crate) struct Snapshot {
-    vm: Arc<VirtualMachine>,
-    vmi: Option<Arc<VirtualMachineInstance>>,
-    is_migrated: bool,
-    claims: BTreeMap<String, Arc<CachedClaim>>,
-    instancetype: Lookup,
-    preference: Lookup,
-    starts: Vec<Arc<StartRevision>>,
-    config: Arc<ClusterConfig>,
 }
 
 impl Controller for Vms {
@@ -70,7 +53,7 @@ impl Controller for Vms {
         Resource::Starts,
     ]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vms);
@@ -132,7 +115,8 @@ impl Controller for Vms {
         }
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
         let vm = caches.vms.get(key)?;
         let look_up = |role: Role| {
             let revision = |name: &str| caches.revisions.get(&Key::new(key.namespace.clone(), name));
@@ -142,38 +126,29 @@ impl Controller for Vms {
             look_up(&vm, role, revision, object)
         };
         let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
-        Some(Snapshot {
-            vmi: caches.vmis.get(key),
+        Some(Observed {
+            instance: caches.vmis.get(key),
             is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
             claims: caches.claims_named(&key.namespace, claim_names(&vm)),
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
             starts: starts.unwrap_or_default(),
             config: self.config.current(),
+            failure: attempt.failure.cloned(),
+            now: attempt.now,
             vm,
         })
     }
 
-    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
-        Some(&snapshot.vm.metadata)
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.vm.metadata)
     }
 
-    fn is_starting(&self, snapshot: &Snapshot) -> bool {
-        snapshot.vmi.is_none()
+    fn is_starting(&self, observed: &Observed) -> bool {
+        observed.instance.is_none()
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        super::decide(&Observed {
-            vm: &snapshot.vm,
-            instance: snapshot.vmi.as_deref(),
-            claims: &snapshot.claims,
-            instancetype: snapshot.instancetype.clone(),
-            preference: snapshot.preference.clone(),
-            starts: &snapshot.starts,
-            is_migrated: snapshot.is_migrated,
-            config: &snapshot.config,
-            failure: attempt.failure,
-            now: attempt.now,
-        })
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }

@@ -52,12 +52,12 @@ pub(super) enum Settled {
 
 /// Stores copies of instance type and preference, or writes them into the VM.
 pub(super) fn settle(
-    observed: &Observed<'_>,
+    observed: &Observed,
     owned: Option<&VirtualMachineInstance>,
     chosen: &Chosen,
     decision: &mut Decision,
 ) -> Result<Result<Settled, SyncError>, serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let names_something = vm.spec.instancetype.is_some() || vm.spec.preference.is_some();
     let has_copies = Role::ALL
         .into_iter()
@@ -90,18 +90,18 @@ pub(super) fn settle(
 
 /// Returns the status of one reference of the VM, and creates the copy that it names.
 fn keep(
-    observed: &Observed<'_>,
+    observed: &Observed,
     role: Role,
     lookup: &Lookup,
     decision: &mut Decision,
 ) -> Result<Option<InstancetypeStatusRef>, serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let Some(matcher) = Matcher::of(vm, role) else { return Ok(None) };
     let mut kept = matcher.status(status_ref(vm, role));
     if let Lookup::Object(object, copy) = lookup {
         let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
         if copy.is_none() {
-            let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+            let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
             if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
                 decision.wake(failure.remaining(observed.now));
                 return Ok(status_ref(vm, role).cloned());
@@ -139,14 +139,14 @@ fn copy_of(
 }
 
 fn expand_vm(
-    observed: &Observed<'_>,
+    observed: &Observed,
     owned: Option<&VirtualMachineInstance>,
     chosen: &Chosen,
     decision: &mut Decision,
 ) -> Result<Result<Settled, SyncError>, serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let (class, preference) = (chosen.instancetype.as_ref(), chosen.preference.as_ref());
-    let wanted = match expanded(vm, class, preference, observed.config) {
+    let wanted = match expanded(vm, class, preference, &observed.config) {
         Ok(wanted) => wanted,
         Err(error) => return Ok(Err(SyncError::new(event::FAILED_CREATE, error.to_string()))),
     };

@@ -40,7 +40,7 @@ const VOLUMES_CONTEXT: &str = "error encountered while handling volumes update r
 
 /// Updates the VMI. Returns an error for condition Failure.
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     template: Option<&Template>,
     decision: &mut Decision,
@@ -58,7 +58,7 @@ pub(super) fn update(
     let evictions = [annotation::DESCHEDULER_EVICT, annotation::DESCHEDULER_PREFER_NO_EVICTION]
         .map(|key| (key, template_annotations.and_then(|all| all.get(key))));
     for (key, value) in
-        evictions.into_iter().chain([(annotation::SKIP_BACKUP_HOOKS, start::skip_backup_hooks(observed.vm))])
+        evictions.into_iter().chain([(annotation::SKIP_BACKUP_HOOKS, start::skip_backup_hooks(&observed.vm))])
     {
         match value {
             Some(value) => {
@@ -82,7 +82,7 @@ pub(super) fn update(
         None => refused,
     };
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
-    let failure = observed.failure.filter(|failure| failure.reason == FAILED_UPDATE);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FAILED_UPDATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
@@ -95,12 +95,12 @@ pub(super) fn update(
 
 /// Changes the size of the VMI and the placement of its next pod. Returns the first error: the changes after it wait.
 fn change_live(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     template: &Template,
     wanted: &mut VirtualMachineInstance,
 ) -> Option<SyncError> {
-    let resize = resize::decide(observed.config, &template.size, instance);
+    let resize = resize::decide(&observed.config, &template.size, instance);
     let now = Time(observed.now);
     if let Some(error) = resize.put_cpu(wanted, &now) {
         return Some(error);
@@ -117,12 +117,12 @@ fn change_live(
 /// Plugs and unplugs volumes. This does not depend on the rollout strategy: the flag of each volume permits it. Returns an error
 /// for condition Failure.
 fn plug(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     template: Option<&Template>,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
-    let Some(template) = template.filter(|_| hotplug::is_on(observed.config)) else { return Ok(None) };
+    let Some(template) = template.filter(|_| hotplug::is_on(&observed.config)) else { return Ok(None) };
     let keeps_claims = volume_migration::is_wanted(&observed.vm.spec);
     let Some(storage) = hotplug::reconcile(&template.storage, instance, keeps_claims) else { return Ok(None) };
     let mut wanted = instance.clone();
@@ -132,7 +132,7 @@ fn plug(
 
 /// Moves volumes to other claims. Returns an error for condition Failure.
 fn move_volumes(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     template: &Template,
     decision: &mut Decision,
@@ -152,7 +152,7 @@ fn move_volumes(
 /// Plugs and unplugs interfaces, and changes the template: those that are gone leave it, plugged ones keep their MAC addresses, and the
 /// layout of the PCI buses stays. Returns an error for condition Failure.
 fn plug_nics(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     template: Option<&Template>,
     decision: &mut Decision,
@@ -160,13 +160,13 @@ fn plug_nics(
     let Some(template) = template else { return Ok(None) };
     let changes = template.nics(restart::started(observed, instance), instance);
     let macs = Macs::of(&template.nics, instance, changes.vmi.as_ref());
-    let mut wanted = observed.vm.clone();
+    let mut wanted = (*observed.vm).clone();
     if let Some(spec) = &mut wanted.spec.template.spec {
         nics::remove(&changes.gone, spec);
         macs.put(spec);
     }
     keep_pci_topology(instance, &mut wanted.spec.template.metadata);
-    decision.effects.extend(Effect::change(Kind::VirtualMachine, observed.vm, &wanted, None)?);
+    decision.effects.extend(Effect::change(Kind::VirtualMachine, &*observed.vm, &wanted, None)?);
     let mut wanted = instance.clone();
     macs.mark(&mut wanted);
     if let Some(nics) = changes.vmi {
@@ -194,14 +194,14 @@ fn keep_pci_topology(instance: &VirtualMachineInstance, template: &mut ObjectMet
 
 /// Changes the VMI. Returns the error of the last attempt.
 fn change_spec(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: &VirtualMachineInstance,
     wanted: &VirtualMachineInstance,
     (reason, context): (&'static str, &str),
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(change) = Effect::change(Kind::Instance, instance, wanted, None)? else { return Ok(None) };
-    let failure = observed.failure.filter(|failure| failure.reason == reason);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {

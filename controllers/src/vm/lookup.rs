@@ -16,7 +16,7 @@ use crate::resources::{instancetype_revisions::InstancetypeRevision, instancetyp
 
 /// The instance type or preference of a VM, as found in the caches.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Lookup {
+pub(crate) enum Lookup {
     /// The VM names nothing.
     #[default]
     Unnamed,

@@ -134,17 +134,17 @@ fn request(vm: &VirtualMachine) -> Option<&Request> {
 
 /// Continues a memory dump: changes template, VMI and claim, and the request in `wanted`.
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: Option<&VirtualMachineInstance>,
     wanted: &mut VirtualMachine,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let (Some(request), Some(template)) = (request(vm), vm.spec.template.spec.as_ref()) else { return Ok(()) };
     let claim = &request.claim_name;
     let in_template = has(template, claim);
     let next = next(request, in_template, vmi, &Time(observed.now));
-    let failure = observed.failure.filter(|failure| failure.reason == FAILED);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FAILED);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
         return Ok(());

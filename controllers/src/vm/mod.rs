@@ -51,25 +51,25 @@ use crate::{
 const ORPHAN: &str = "orphan";
 
 /// Everything that a decision about a VM depends on.
-struct Observed<'a> {
+pub(crate) struct Observed {
     /// The VM.
-    pub vm: &'a VirtualMachine,
+    pub vm: Arc<VirtualMachine>,
     /// The VMI of the VM's name, also if another object controls it.
-    pub instance: Option<&'a VirtualMachineInstance>,
+    pub instance: Option<Arc<VirtualMachineInstance>>,
     /// Claims of the namespace that the template names.
-    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+    pub claims: BTreeMap<String, Arc<CachedClaim>>,
     /// The instance type it names.
     pub instancetype: Lookup,
     /// The preference it names.
     pub preference: Lookup,
     /// Records of its starts.
-    pub starts: &'a [Arc<StartRevision>],
+    pub starts: Vec<Arc<StartRevision>>,
     /// A migration of the VMI has not ended.
     pub is_migrated: bool,
     /// The cluster's configuration.
-    pub config: &'a ClusterConfig,
+    pub config: Arc<ClusterConfig>,
     /// The last write for this VM that was refused.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<Failure>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -88,10 +88,10 @@ impl SyncError {
 }
 
 /// Decides what to do about a VM.
-fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
-    let vm = observed.vm;
+fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let vm = &*observed.vm;
     let mut decision = Decision::settled();
-    let owned = observed.instance.filter(|instance| is_ours(vm, instance));
+    let owned = observed.instance.as_deref().filter(|instance| is_ours(vm, instance));
     let mut error = None;
 
     if vm.metadata.deletion_timestamp.is_some() {
@@ -107,7 +107,7 @@ fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
     let chosen = chosen::chosen(observed);
     let mut failed_instance_restarts = false;
     if vm.metadata.deletion_timestamp.is_none() {
-        match observed.instance {
+        match observed.instance.as_deref() {
             Some(instance) if owned.is_none() && owner::controller(&instance.metadata).is_some() => {
                 let name = instance.metadata.name.as_deref().unwrap_or_default();
                 let message = format!("VirtualMachineInstance {name} exists and belongs to another object");
@@ -196,11 +196,11 @@ fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
 
 /// Deletes the VMI and removes the finalizer. Returns true when nothing is left to do.
 fn deleting(
-    observed: &Observed<'_>,
+    observed: &Observed,
     owned: Option<&VirtualMachineInstance>,
     decision: &mut Decision,
 ) -> Result<bool, serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let orphans = vm.metadata.finalizers.iter().flatten().any(|name| name == ORPHAN);
     match owned {
         Some(instance) if !orphans => {
@@ -220,12 +220,12 @@ fn deleting(
 
 /// Carries out the run strategy. Returns an error for condition Failure, and true if a failed VMI must be started again.
 fn synchronize(
-    observed: &Observed<'_>,
+    observed: &Observed,
     owned: Option<&VirtualMachineInstance>,
     chosen: Result<&&Chosen, &SyncError>,
     decision: &mut Decision,
 ) -> Result<(Option<SyncError>, bool), serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     if vm.spec.running.is_some() && vm.spec.run_strategy.is_some() {
         let message = "running and runstrategy are mutually exclusive";
         return Ok((Some(SyncError::new(event::FAILED_CREATE, message)), false));
@@ -264,17 +264,17 @@ fn synchronize(
 }
 
 fn start_instance(
-    observed: &Observed<'_>,
+    observed: &Observed,
     chosen: &Chosen,
     paused: bool,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let needs_recovery = vm.condition(condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true);
     if needs_recovery || volume_migration::is_interrupted(vm, None) {
         return Ok(None);
     }
-    let instance = match start::instance(vm, chosen, observed.config, paused, trace(observed)) {
+    let instance = match start::instance(vm, chosen, &observed.config, paused, trace(observed)) {
         Ok(instance) => instance,
         Err(cause) => {
             let error = SyncError::new(event::FAILED_CREATE, format!("Failure while starting VMI: {cause}"));
@@ -282,7 +282,7 @@ fn start_instance(
             return Ok(Some(error));
         }
     };
-    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
@@ -305,22 +305,22 @@ fn start_instance(
 }
 
 /// Returns the trace of the VM for its first VMI. Later starts are traces of their own.
-fn trace(observed: &Observed<'_>) -> Option<TraceParent> {
+fn trace(observed: &Observed) -> Option<TraceParent> {
     let is_first = observed.starts.is_empty() || observed.failure.is_some();
     TraceParent::of_new(&observed.vm.metadata, observed.now).filter(|_| is_first)
 }
 
 /// Returns the error of the last refused write, if it was for this reason.
-fn blocked(observed: &Observed<'_>, reason: &str, context: &str) -> Option<SyncError> {
-    let failure = observed.failure.filter(|failure| failure.reason == reason)?;
+fn blocked(observed: &Observed, reason: &str, context: &str) -> Option<SyncError> {
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason)?;
     Some(SyncError::new(reason, format!("{context}: {}", failure.message)))
 }
 
-fn delete_instance(observed: &Observed<'_>, instance: &VirtualMachineInstance, decision: &mut Decision) {
+fn delete_instance(observed: &Observed, instance: &VirtualMachineInstance, decision: &mut Decision) {
     if instance.is_deleting() {
         return;
     }
-    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
         return;

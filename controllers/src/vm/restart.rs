@@ -87,10 +87,10 @@ pub(super) struct Template {
 
 impl Template {
     /// Returns the template of a VM whose spec with instance type and preference applied is `expanded`.
-    pub(super) fn of(observed: &Observed<'_>, expanded: VirtualMachineInstanceSpec) -> Self {
+    pub(super) fn of(observed: &Observed, expanded: VirtualMachineInstanceSpec) -> Self {
         let (placement, storage, size) = (Placement::of(&expanded), Storage::of(&expanded), Size::of(&expanded));
         let nics = Nics::of(&expanded);
-        let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(observed.vm));
+        let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(&observed.vm));
         let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
         Self { digests, placement, storage, size, nics, in_effect: Vec::new(), differing: Vec::new() }
     }
@@ -99,7 +99,7 @@ impl Template {
     /// what the platform has filled in. `spec` returns the spec of a start.
     pub(super) fn find_in_effect(
         &mut self,
-        observed: &Observed<'_>,
+        observed: &Observed,
         vmi: &VirtualMachineInstance,
         spec: impl FnOnce() -> Option<VirtualMachineInstanceSpec>,
     ) {
@@ -238,7 +238,7 @@ fn named(message: &str, fields: &[&str]) -> String {
 }
 
 /// Returns the template from which the VMI was started. `None`: no record of the start is known.
-pub(super) fn started<'a>(observed: &'a Observed<'_>, vmi: &VirtualMachineInstance) -> Option<&'a TemplateDigests> {
+pub(super) fn started<'a>(observed: &'a Observed, vmi: &VirtualMachineInstance) -> Option<&'a TemplateDigests> {
     let name = vmi.status.as_ref()?.virtual_machine_revision_name.as_deref()?;
     let record = observed.starts.iter().find(|record| record.metadata.name.as_deref() == Some(name))?;
     record.template.as_ref()
@@ -246,11 +246,11 @@ pub(super) fn started<'a>(observed: &'a Observed<'_>, vmi: &VirtualMachineInstan
 
 /// Returns the generation of the VM that its VMI reflects. Changes outside the template are reflected at once.
 pub(super) fn observed_generation(
-    observed: &Observed<'_>,
+    observed: &Observed,
     vmi: &VirtualMachineInstance,
     template: Option<&Template>,
 ) -> Option<i64> {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let known = vmi.metadata.annotations.as_ref()?.get(annotation::VM_GENERATION)?.parse().ok()?;
     let Some(started) = started(observed, vmi) else { return Some(known) };
     let is_same = match template {
@@ -261,24 +261,24 @@ pub(super) fn observed_generation(
 }
 
 /// Returns true if changes are applied to running VMIs.
-pub(super) fn is_live(observed: &Observed<'_>) -> bool {
+pub(super) fn is_live(observed: &Observed) -> bool {
     observed.config.vm_rollout_strategy == RolloutStrategy::LiveUpdate
 }
 
 /// Decides about the claims of the VMI.
-pub(super) fn volume_step(observed: &Observed<'_>, instance: &VirtualMachineInstance, template: &Template) -> Step {
+pub(super) fn volume_step(observed: &Observed, instance: &VirtualMachineInstance, template: &Template) -> Step {
     volume_migration::decide(&volume_migration::Observed {
         vmi: instance,
         template: template.storage.volumes(),
         migrates: is_live(observed) && volume_migration::is_wanted(&observed.vm.spec),
-        claims: observed.claims,
+        claims: &observed.claims,
         in_migration: observed.is_migrated || instance.is_handed_off(),
     })
 }
 
 /// Returns the condition that requires a restart. There is none while the template cannot be expanded.
 pub(super) fn condition(
-    observed: &Observed<'_>,
+    observed: &Observed,
     template: Option<&Template>,
     vmi: Option<&VirtualMachineInstance>,
     now: &Time,
@@ -291,7 +291,7 @@ pub(super) fn condition(
     let unplaced = if is_live { Vec::new() } else { template.unplaced(&vmi.spec) };
     // Hot-pluggable volumes are compared with the VMI, which follows them.
     let storage = &template.storage;
-    let is_plugged = if hotplug::is_on(observed.config) {
+    let is_plugged = if hotplug::is_on(&observed.config) {
         storage.is_plugged_as_written(vmi)
     } else {
         storage.has_same_hotpluggable_volumes(vmi)
@@ -316,7 +316,7 @@ pub(super) fn condition(
     if let Some(reason) = template.nics(Some(started), vmi).restart {
         return required(&format!("{generic}: {reason}"));
     }
-    if is_live { required(&resize::decide(observed.config, &template.size, vmi).restart()?) } else { None }
+    if is_live { required(&resize::decide(&observed.config, &template.size, vmi).restart()?) } else { None }
 }
 
 #[cfg(test)]

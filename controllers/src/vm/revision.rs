@@ -20,8 +20,8 @@ pub(super) fn name(vm: &VirtualMachine) -> String {
 }
 
 /// Records the start of a VM and deletes the records of former starts.
-pub(super) fn keep(observed: &Observed<'_>, chosen: &Chosen, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let vm = observed.vm;
+pub(super) fn keep(observed: &Observed, chosen: &Chosen, decision: &mut Decision) -> Result<(), serde_json::Error> {
+    let vm = &*observed.vm;
     let name = name(vm);
     let expanded = if chosen.is_empty() { None } else { chosen.expand(vm) };
     // Former versions recorded no expanded template. Their record of the same generation would hide every later change.

@@ -94,9 +94,9 @@ pub(super) fn instance(
 }
 
 /// Returns the present template, and the groups of it that the VMI has in effect. `None`: it cannot be expanded.
-pub(super) fn template(observed: &Observed<'_>, chosen: &Chosen) -> Option<Template> {
-    let mut template = Template::of(observed, chosen.expand(observed.vm)?);
-    if let Some(vmi) = observed.instance {
+pub(super) fn template(observed: &Observed, chosen: &Chosen) -> Option<Template> {
+    let mut template = Template::of(observed, chosen.expand(&observed.vm)?);
+    if let Some(vmi) = observed.instance.as_deref() {
         let paused = vmi.spec.start_strategy == Some(StartStrategy::Paused);
         template.find_in_effect(observed, vmi, || defaulted_spec(observed, chosen, paused));
     }
@@ -104,15 +104,11 @@ pub(super) fn template(observed: &Observed<'_>, chosen: &Chosen) -> Option<Templ
 }
 
 /// Returns the spec that a start now would give the VMI, with the defaults of admission. `None`: the VM cannot be started.
-pub(super) fn defaulted_spec(
-    observed: &Observed<'_>,
-    chosen: &Chosen,
-    paused: bool,
-) -> Option<VirtualMachineInstanceSpec> {
-    let mut spec = instance(observed.vm, chosen, observed.config, paused, None).ok()?.spec;
+pub(super) fn defaulted_spec(observed: &Observed, chosen: &Chosen, paused: bool) -> Option<VirtualMachineInstanceSpec> {
+    let mut spec = instance(&observed.vm, chosen, &observed.config, paused, None).ok()?.spec;
     // The UUID of the firmware is set already.
     let generated = Generated { now: Time(observed.now), uuid: String::new(), serial: String::new() };
-    admission::kinds::vmi::default_spec(&mut spec, observed.config, &generated).ok()?;
+    admission::kinds::vmi::default_spec(&mut spec, &observed.config, &generated).ok()?;
     Some(spec)
 }
 

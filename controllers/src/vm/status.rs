@@ -29,13 +29,13 @@ const OWN: &[&str] =
     &[condition::READY, condition::FAILURE, condition::RESTART_REQUIRED, condition::MANUAL_RECOVERY_REQUIRED];
 
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
     template: Option<&Template>,
     wanted: &mut VirtualMachine,
 ) {
-    let vm = observed.vm;
+    let vm = &*observed.vm;
     let strategy = vm.spec.effective_run_strategy();
     let now = Time(observed.now);
     let former = vm.status.clone().unwrap_or_default();
@@ -62,7 +62,7 @@ pub(super) fn update(
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
     let start_failure = status.start_failure.as_ref();
     status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, error));
-    status.volume_snapshot_statuses = snapshots(vm, observed.claims);
+    status.volume_snapshot_statuses = snapshots(vm, &observed.claims);
     wanted.status = Some(status);
 }
 

@@ -17,7 +17,7 @@ use crate::{
 const NO_POD: &[&str] = &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, NO_HINTS];
 
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     pod: Option<&CachedPod>,
     error: Option<&SyncError>,
     wanted: &mut VirtualMachineInstance,
@@ -89,7 +89,7 @@ fn ready(phase: &VmiPhase, pod: Option<&CachedPod>, former: Option<&Condition>, 
 
 /// Reports the reason of a start that does not progress. virt-handler owns the condition once the VMI is Scheduled.
 fn synchronized(
-    observed: &Observed<'_>,
+    observed: &Observed,
     phase: &VmiPhase,
     pod: Option<&CachedPod>,
     error: Option<&SyncError>,
@@ -135,7 +135,7 @@ fn synchronized(
 
 /// Mirrors that the pod cannot be scheduled.
 fn scheduled(
-    observed: &Observed<'_>,
+    observed: &Observed,
     phase: &VmiPhase,
     pod: Option<&CachedPod>,
     error: Option<&SyncError>,
@@ -152,7 +152,7 @@ fn scheduled(
     match unscheduled {
         Some(unscheduled) if *phase == VmiPhase::Scheduling => {
             let reason = unscheduled.reason.as_deref().unwrap_or_default();
-            let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), observed.unoffered);
+            let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
             set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, &message, now));
         }
         _ => {

@@ -18,12 +18,10 @@ use crate::{
     resources::{
         Caches, Resource,
         attachments::CachedAttachment,
-        claims::CachedClaim,
         migrations::{MigrationIndex, vmi_key},
         needs,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
         nodes::CachedNode,
-        pod_warnings::PodWarning,
         pods::CachedPod,
         quotas::QuotaIndex,
         vmis::{VmiIndex, claim_names, is_starting, is_unstarted, needs_tsc_frequency, network_names},
@@ -40,7 +38,7 @@ const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
 pub(crate) struct Vmis {
     config: ConfigHandle,
     metrics: Metrics,
-    launcher_image: String,
+    launcher_image: Arc<str>,
 }
 
 impl Vmis {
@@ -49,26 +47,9 @@ impl Vmis {
         Self {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
-            launcher_image: setup.options.launcher_image.clone(),
+            launcher_image: setup.options.launcher_image.as_str().into(),
         }
     }
-}
-
-/// Everything in the caches that a decision about a VMI depends on.
-pub(crate) struct Snapshot {
-    vmi: Arc<VirtualMachineInstance>,
-    pods: Vec<Arc<CachedPod>>,
-    warnings: Vec<Arc<PodWarning>>,
-    unoffered: Vec<String>,
-    attachments: Vec<Arc<CachedAttachment>>,
-    missing: Vec<String>,
-    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-    claims: BTreeMap<String, Arc<CachedClaim>>,
-    limits: NamespaceLimits,
-    frequency: Option<i64>,
-    cid: Option<u32>,
-    networks: Option<BTreeMap<String, Arc<CachedNetwork>>>,
-    config: Arc<ClusterConfig>,
 }
 
 impl Controller for Vmis {
@@ -87,7 +68,7 @@ impl Controller for Vmis {
         Resource::Networks,
     ]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vmis);
@@ -159,11 +140,12 @@ impl Controller for Vmis {
         }
     }
 
-    fn observe(&self, caches: &Caches, key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
         let vmi = caches.vmis.get(key)?;
         let config = self.config.current();
         let pods = caches.pods_of(&vmi);
-        Some(Snapshot {
+        Some(Observed {
             attachments: caches.attachments_of(&pods),
             warnings: caches.warnings_of(&pods),
             unoffered: if pods.iter().any(|pod| pod.is_unschedulable()) {
@@ -178,39 +160,25 @@ impl Controller for Vmis {
             limits: namespace_limits(caches, &config, &key.namespace),
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
-            networks: definitions(caches, &config, &vmi),
+            definitions: definitions(caches, &config, &vmi),
+            launcher_image: self.launcher_image.clone(),
             config,
-            vmi,
-        })
-    }
-
-    fn subject<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ObjectMeta> {
-        Some(&snapshot.vmi.metadata)
-    }
-
-    fn is_starting(&self, snapshot: &Snapshot) -> bool {
-        is_starting(&snapshot.vmi)
-    }
-
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        super::decide(&Observed {
-            instance: &snapshot.vmi,
-            pods: &snapshot.pods,
-            warnings: &snapshot.warnings,
-            unoffered: &snapshot.unoffered,
-            attachments: &snapshot.attachments,
-            missing: &snapshot.missing,
-            migrations: &snapshot.migrations,
-            config: &snapshot.config,
-            launcher_image: &self.launcher_image,
-            claims: &snapshot.claims,
-            limits: snapshot.limits,
-            frequency: snapshot.frequency,
-            cid: snapshot.cid,
-            definitions: snapshot.networks.as_ref(),
-            failure: attempt.failure,
+            failure: attempt.failure.cloned(),
             now: attempt.now,
+            instance: vmi,
         })
+    }
+
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.instance.metadata)
+    }
+
+    fn is_starting(&self, observed: &Observed) -> bool {
+        is_starting(&observed.instance)
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }
 

@@ -135,16 +135,16 @@ fn entry_of<'a>(instance: &'a VirtualMachineInstance, volume: &str) -> Option<&'
 }
 
 /// Returns the pod that attaches each hot-plugged volume: the one in the status, else one that is ready, else the oldest.
-fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTreeMap<&'a str, &'a CachedAttachment> {
+fn serving<'a>(observed: &'a Observed, launcher: Option<&CachedPod>) -> BTreeMap<&'a str, &'a CachedAttachment> {
     let Some(launcher) = launcher else { return BTreeMap::new() };
     let pods = || observed.attachments.iter().map(Arc::as_ref);
     let usable = |pod: &&CachedAttachment| !pod.is_deleting() && !pod.is_down() && pod.is_of(launcher);
-    hotplugged(observed.instance)
+    hotplugged(&observed.instance)
         .filter_map(|volume| {
-            let known = entry_of(observed.instance, volume.name)
+            let known = entry_of(&observed.instance, volume.name)
                 .and_then(|entry| entry.hotplug_volume.as_ref()?.attach_pod_name.as_deref());
             // virt-handler takes no volume from a pod of a release whose pods answer no question. What it took before stays.
-            let is_handed_over = entry_of(observed.instance, volume.name).is_some_and(is_handed_over);
+            let is_handed_over = entry_of(&observed.instance, volume.name).is_some_and(is_handed_over);
             let of_volume = pods()
                 .filter(|pod| usable(pod) && (pod.answers || is_handed_over))
                 .filter(|pod| pod.claims.get(volume.name).is_some_and(|claim| claim == volume.claim));
@@ -159,9 +159,9 @@ fn serving<'a>(observed: &'a Observed<'_>, launcher: Option<&CachedPod>) -> BTre
 }
 
 /// Updates the entries of hot-plugged volumes in the status.
-pub(super) fn update_status(observed: &Observed<'_>, launcher: Option<&CachedPod>, entries: &mut Vec<VolumeStatus>) {
+pub(super) fn update_status(observed: &Observed, launcher: Option<&CachedPod>, entries: &mut Vec<VolumeStatus>) {
     let serving = serving(observed, launcher);
-    for volume in hotplugged(observed.instance) {
+    for volume in hotplugged(&observed.instance) {
         let index = entries.iter().position(|entry| entry.name == volume.name).unwrap_or_else(|| {
             entries.push(VolumeStatus { name: volume.name.to_owned(), ..VolumeStatus::default() });
             entries.len().saturating_sub(1)
@@ -170,9 +170,9 @@ pub(super) fn update_status(observed: &Observed<'_>, launcher: Option<&CachedPod
         let claim = observed.claims.get(volume.claim).map(Arc::as_ref);
         update_entry(entry, serving.get(volume.name).copied(), volume, claim);
     }
-    let is_wanted = |name: &str| hotplugged(observed.instance).any(|volume| volume.name == name);
+    let is_wanted = |name: &str| hotplugged(&observed.instance).any(|volume| volume.name == name);
     entries.retain_mut(|entry| {
-        entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, observed.attachments)
+        entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, &observed.attachments)
     });
     entries.sort_by(|left, right| left.name.cmp(&right.name));
 }
@@ -248,7 +248,7 @@ pub(super) fn events(former: &VirtualMachineInstance, wanted: &VirtualMachineIns
 
 /// Returns the launcher pod to which volumes are attached.
 fn target<'a>(
-    observed: &Observed<'_>,
+    observed: &Observed,
     launcher: Option<&'a CachedPod>,
     wanted: &VirtualMachineInstance,
 ) -> Option<(&'a CachedPod, &'a str)> {
@@ -259,12 +259,12 @@ fn target<'a>(
 
 /// Creates the missing attachment pods.
 pub(super) fn create_pods(
-    observed: &Observed<'_>,
+    observed: &Observed,
     launcher: Option<&CachedPod>,
     wanted: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
-    let instance = observed.instance;
+    let instance = &*observed.instance;
     let Some((launcher, node)) = target(observed, launcher, wanted) else { return Ok(()) };
     let serving = serving(observed, Some(launcher));
     for volume in hotplugged(instance).filter(|volume| !serving.contains_key(volume.name)) {
@@ -275,7 +275,7 @@ pub(super) fn create_pods(
             decision.wake(left);
             continue;
         }
-        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
         if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
             decision.wake(failure.remaining(observed.now));
             return Ok(());
@@ -284,8 +284,8 @@ pub(super) fn create_pods(
             instance,
             launcher,
             node,
-            config: observed.config,
-            image: observed.launcher_image,
+            config: &observed.config,
+            image: &observed.launcher_image,
             volumes: &[Attached { name: volume.name, read_only: volume.read_only, claim }],
         });
         let regarding = || Kind::Instance.reference(&instance.metadata);
@@ -303,13 +303,13 @@ pub(super) fn create_pods(
 }
 
 /// Returns the time until a failed attachment pod of a volume is replaced.
-fn replacement_wait(observed: &Observed<'_>, volume: &str) -> Option<Duration> {
+fn replacement_wait(observed: &Observed, volume: &str) -> Option<Duration> {
     let failed = observed.attachments.iter().filter(|pod| pod.is_down() && pod.claims.contains_key(volume));
     failed.filter_map(|pod| replacement_age_left(observed, pod)).max()
 }
 
 /// Returns the time until a failed pod is old enough to be replaced.
-fn replacement_age_left(observed: &Observed<'_>, pod: &CachedAttachment) -> Option<Duration> {
+fn replacement_age_left(observed: &Observed, pod: &CachedAttachment) -> Option<Duration> {
     let created = pod.metadata.creation_timestamp.as_ref()?.0;
     let left = REPLACEMENT_AGE.checked_sub(observed.now.duration_since(created))?;
     let left = Duration::try_from(left).ok()?.min(LONGEST_WAIT);
@@ -318,7 +318,7 @@ fn replacement_age_left(observed: &Observed<'_>, pod: &CachedAttachment) -> Opti
 
 /// Deletes the attachment pods that no volume needs.
 pub(super) fn delete_pods(
-    observed: &Observed<'_>,
+    observed: &Observed,
     launcher: Option<&CachedPod>,
     wanted: &VirtualMachineInstance,
     decision: &mut Decision,
@@ -340,7 +340,7 @@ pub(super) fn delete_pods(
         if is_needed {
             continue;
         }
-        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
         if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
             decision.wake(failure.remaining(observed.now));
             return;
@@ -358,7 +358,7 @@ pub(super) fn delete_pods(
 }
 
 /// Returns the launcher pod of an attachment pod.
-fn launcher_of<'a>(observed: &Observed<'a>, pod: &CachedAttachment) -> Option<&'a CachedPod> {
+fn launcher_of<'a>(observed: &'a Observed, pod: &CachedAttachment) -> Option<&'a CachedPod> {
     observed.pods.iter().map(Arc::as_ref).find(|launcher| pod.is_of(launcher))
 }
 
@@ -368,15 +368,15 @@ fn is_same(pod: &CachedPod, launcher: Option<&CachedPod>) -> bool {
 
 /// Returns true if the volume needs this pod: it attaches the volume, or the launcher still has the volume from it.
 fn needs(
-    observed: &Observed<'_>,
+    observed: &Observed,
     serving: &BTreeMap<&str, &CachedAttachment>,
     volume: &str,
     pod: &CachedAttachment,
 ) -> bool {
-    if hotplugged(observed.instance).any(|wanted| wanted.name == volume) {
+    if hotplugged(&observed.instance).any(|wanted| wanted.name == volume) {
         return serving.get(volume).is_some_and(|serving| serving.metadata.uid == pod.metadata.uid);
     }
-    entry_of(observed.instance, volume).is_some_and(|entry| {
+    entry_of(&observed.instance, volume).is_some_and(|entry| {
         let attachment = entry.hotplug_volume.as_ref();
         let from = attachment.and_then(|attachment| attachment.attach_pod_name.as_deref());
         is_in_use(entry) && from.is_none_or(|from| pod.metadata.name.as_deref() == Some(from))

@@ -113,7 +113,7 @@ fn last_success(vmi: &VirtualMachineInstance) -> Option<Timestamp> {
 }
 
 /// Updates the condition.
-pub(super) fn update(observed: &Observed<'_>, pod: Option<&CachedPod>, wanted: &mut VirtualMachineInstance) {
+pub(super) fn update(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMachineInstance) {
     // The pod changes with the migration.
     if wanted.is_migrating() || wanted.status.is_none() {
         return;
@@ -121,7 +121,7 @@ pub(super) fn update(observed: &Observed<'_>, pod: Option<&CachedPod>, wanted: &
     let runs = *wanted.phase() == VmiPhase::Running && !wanted.is_deleting();
     let pod = pod.filter(|pod| runs && !pod.is_going_down());
     let found = pod.and_then(|pod| {
-        let causes = ineffective(wanted, pod, observed.launcher_image);
+        let causes = ineffective(wanted, pod, &observed.launcher_image);
         let messages: Vec<String> = causes.iter().map(|cause| cause.message(pod)).collect();
         Some((causes.first()?.reason(), messages.join("; ")))
     });

@@ -26,7 +26,7 @@ const GRACE: SignedDuration = SignedDuration::from_secs(15);
 
 /// Updates the condition.
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,

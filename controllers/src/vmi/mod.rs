@@ -66,27 +66,27 @@ use crate::{
 };
 
 /// Everything that a decision about a VMI depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The VMI.
-    pub instance: &'a VirtualMachineInstance,
+    pub instance: Arc<VirtualMachineInstance>,
     /// Its pods.
-    pub pods: &'a [Arc<CachedPod>],
+    pub pods: Vec<Arc<CachedPod>>,
     /// Its migrations that have not ended.
-    pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
+    pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// Warnings about pods that do not start.
-    pub warnings: &'a [Arc<PodWarning>],
+    pub warnings: Vec<Arc<PodWarning>>,
     /// Labels that the pod requires and no node has, if the pod cannot be scheduled.
-    pub unoffered: &'a [String],
+    pub unoffered: Vec<String>,
     /// Pods that attach claims to its launcher pods.
-    pub attachments: &'a [Arc<CachedAttachment>],
+    pub attachments: Vec<Arc<CachedAttachment>>,
     /// UIDs of pods in its status that no watch shows and whose end was not seen.
-    pub missing: &'a [String],
+    pub missing: Vec<String>,
     /// Configuration in force.
-    pub config: &'a ClusterConfig,
+    pub config: Arc<ClusterConfig>,
     /// Launcher image of this installation.
-    pub launcher_image: &'a str,
+    pub launcher_image: Arc<str>,
     /// Claims that the VMI names.
-    pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+    pub claims: BTreeMap<String, Arc<CachedClaim>>,
     /// Limits the namespace makes necessary.
     pub limits: NamespaceLimits,
     /// TSC frequency for a VMI that has none yet and needs one, if nodes offer any.
@@ -94,9 +94,9 @@ pub(crate) struct Observed<'a> {
     /// Context ID for a VMI with a VSOCK device that has not started. It can be the present one.
     pub cid: Option<u32>,
     /// Definitions of the VMI's networks, if the pod requests the resources that they need.
-    pub definitions: Option<&'a BTreeMap<String, Arc<CachedNetwork>>>,
+    pub definitions: Option<BTreeMap<String, Arc<CachedNetwork>>>,
     /// The last write for the VMI that was refused.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<Failure>,
     /// The current time.
     pub now: Timestamp,
 }
@@ -110,8 +110,8 @@ pub(crate) struct SyncError {
 }
 
 /// Decides what to do about a VMI.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
-    let instance = observed.instance;
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let instance = &*observed.instance;
     let mut decision = Decision::settled();
     let mut error = None;
     decision.effects.extend(restorations(observed));
@@ -184,7 +184,7 @@ fn with_failure_event(instance: &VirtualMachineInstance, wanted: &VirtualMachine
 
 /// Updates the status that follows from the pod. Before the start it waits for a write that has another cause.
 fn derived_status(
-    observed: &Observed<'_>,
+    observed: &Observed,
     own: &[&CachedPod],
     pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
@@ -204,7 +204,7 @@ fn derived_status(
     if !active.is_empty() {
         status.active_pods = active;
     }
-    volumes::update_claims(&observed.instance.spec, observed.claims, &mut status.volume_status);
+    volumes::update_claims(&observed.instance.spec, &observed.claims, &mut status.volume_status);
     hotplug::update_status(observed, pod, &mut status.volume_status);
     let Some(pod) = pod else { return };
     if let Some(attached) = pod.known_networks() {
@@ -213,7 +213,7 @@ fn derived_status(
     }
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
-        let outdated = image != observed.launcher_image;
+        let outdated = **image != *observed.launcher_image;
         let labels = &mut wanted.metadata.labels;
         if outdated {
             labels.get_or_insert_default().insert(label::OUTDATED_LAUNCHER_IMAGE.to_owned(), String::new());
@@ -224,7 +224,7 @@ fn derived_status(
     }
 }
 
-fn finalizers(observed: &Observed<'_>, wanted: &mut VirtualMachineInstance) {
+fn finalizers(observed: &Observed, wanted: &mut VirtualMachineInstance) {
     if let Some(list) = &mut wanted.metadata.finalizers
         && let Some(legacy) = list.iter().position(|name| name == finalizer::VMI_LEGACY)
     {

@@ -22,7 +22,7 @@ const SCHEDULER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(5)
 
 /// Advances the phase according to the pod.
 pub(super) fn advance(
-    observed: &Observed<'_>,
+    observed: &Observed,
     pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
@@ -48,12 +48,7 @@ fn fail(wanted: &mut VirtualMachineInstance, reason: Option<String>) {
     }
 }
 
-fn pending(
-    observed: &Observed<'_>,
-    pod: Option<&CachedPod>,
-    wanted: &mut VirtualMachineInstance,
-    decision: &mut Decision,
-) {
+fn pending(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
     match pod {
         // Without a pod there is nothing to wait for.
         None if observed.instance.is_deleting() && observed.pods.is_empty() => fail(wanted, None),
@@ -76,7 +71,7 @@ fn pending(
 }
 
 /// Returns the rest of the time for a scheduler to bind the pod.
-fn scheduler_time_left(observed: &Observed<'_>, pod: &CachedPod) -> Option<std::time::Duration> {
+fn scheduler_time_left(observed: &Observed, pod: &CachedPod) -> Option<std::time::Duration> {
     let made = pod.metadata.creation_timestamp.as_ref()?.0;
     let left = SCHEDULER_GRACE.checked_sub(observed.now.duration_since(made))?;
     std::time::Duration::try_from(left).ok().filter(|left| !left.is_zero())
@@ -99,7 +94,7 @@ fn bind(pod: &CachedPod, wanted: &mut VirtualMachineInstance) {
 }
 
 fn scheduling(
-    observed: &Observed<'_>,
+    observed: &Observed,
     pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
@@ -114,12 +109,7 @@ fn scheduling(
     ended(observed, pod, wanted, decision);
 }
 
-fn started(
-    observed: &Observed<'_>,
-    pod: Option<&CachedPod>,
-    wanted: &mut VirtualMachineInstance,
-    decision: &mut Decision,
-) {
+fn started(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
     match pod {
         // Every pod that may run the guest is gone, so no second copy can be running.
         None if !may_run_elsewhere(observed) => fail(wanted, Some("PodNotExists".to_owned())),
@@ -129,7 +119,7 @@ fn started(
 }
 
 /// Fails a VMI whose launcher has ended, after virt-handler had time to record the end.
-fn ended(observed: &Observed<'_>, pod: &CachedPod, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
+fn ended(observed: &Observed, pod: &CachedPod, wanted: &mut VirtualMachineInstance, decision: &mut Decision) {
     // The end of the target, or a write of virt-handler there, wakes the VMI.
     if !pod.is_down() || may_have_moved(observed) {
         return;

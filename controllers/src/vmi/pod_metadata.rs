@@ -55,11 +55,11 @@ pub(super) fn readiness_gate(
 
 /// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks.
 /// Only while the VMI runs: nothing needs them before, and they must not delay the start.
-pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &mut Decision) {
+pub(super) fn pod_metadata(observed: &Observed, pod: &CachedPod, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
-    let outdated = pod.image.as_deref().is_some_and(|image| image != observed.launcher_image);
+    let outdated = pod.image.as_deref().is_some_and(|image| *image != *observed.launcher_image);
     let wanted =
         [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
     let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
@@ -69,8 +69,8 @@ pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &
         .map(|(key, value)| (key.to_owned(), json!(value)))
         .collect();
     let mut annotations = backup_annotations(observed, pod);
-    annotations.extend(eviction_annotations(observed.instance, pod));
-    if let Some(request) = networks::request(observed.instance, pod) {
+    annotations.extend(eviction_annotations(&observed.instance, pod));
+    if let Some(request) = networks::request(&observed.instance, pod) {
         annotations.extend(other_networks(pod, &request));
         annotations.insert(annotation::NETWORKS.to_owned(), json!(request));
     }
@@ -96,9 +96,9 @@ pub(super) fn pod_metadata(observed: &Observed<'_>, pod: &CachedPod, decision: &
 }
 
 /// Returns the changes of a pod's annotations for backups. All of them change together, so one is compared.
-fn backup_annotations(observed: &Observed<'_>, pod: &CachedPod) -> serde_json::Map<String, serde_json::Value> {
-    let instance = observed.instance;
-    let hooked = launcher_pod::hooks_backups(instance, observed.config);
+fn backup_annotations(observed: &Observed, pod: &CachedPod) -> serde_json::Map<String, serde_json::Value> {
+    let instance = &*observed.instance;
+    let hooked = launcher_pod::hooks_backups(instance, &observed.config);
     // Annotations that users set on the VMI stay where ours are turned off.
     let own = |key: &str| {
         instance.metadata.annotations.as_ref()?.get(key).filter(|own| own.len() <= ANNOTATION_LIMIT).cloned()

@@ -24,13 +24,13 @@ pub(super) const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
 const NO_CID_WAIT: Duration = Duration::from_secs(1);
 
 /// Searches for pods that no watch shows.
-pub(super) fn restorations(observed: &Observed<'_>) -> Vec<Effect> {
+pub(super) fn restorations(observed: &Observed) -> Vec<Effect> {
     let metadata = &observed.instance.metadata;
     let restore = |name: Option<String>, uids: Vec<String>| Effect::Restore {
         namespace: metadata.namespace.clone(),
         name,
         uids,
-        labels: launcher_pod::identity_labels(observed.instance),
+        labels: launcher_pod::identity_labels(&observed.instance),
         owner: Kind::Instance.owner_reference(metadata),
     };
     let unseen = observed.pods.iter().filter(|pod| pod.unseen);
@@ -42,8 +42,8 @@ pub(super) fn restorations(observed: &Observed<'_>) -> Vec<Effect> {
 /// Returns the VMI's own pods and surplus pods. A pod whose creation was not answered in time can appear after another was
 /// created: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the
 /// migration has not ended, and so is the pod that the guest has left until it has ended or its time is over.
-pub(super) fn split_surplus<'a>(observed: &Observed<'a>) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
-    let (instance, pods) = (observed.instance, observed.pods);
+pub(super) fn split_surplus<'a>(observed: &'a Observed) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
+    let (instance, pods) = (&observed.instance, &observed.pods);
     let status = instance.status.as_ref();
     let (targets, pods): (Vec<&CachedPod>, Vec<&CachedPod>) =
         pods.iter().map(Arc::as_ref).partition(|pod| is_target(observed, pod));
@@ -84,8 +84,8 @@ fn is_abandoned(state: &VirtualMachineInstanceMigrationState, now: Timestamp) ->
 }
 
 /// Returns true for the target of a migration that has not ended, as long as the guest has not moved to it.
-pub(super) fn is_target(observed: &Observed<'_>, pod: &CachedPod) -> bool {
-    let instance = observed.instance;
+pub(super) fn is_target(observed: &Observed, pod: &CachedPod) -> bool {
+    let instance = &*observed.instance;
     let state = instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
     // virt-handler goes on with a migration whose object was removed by force.
     if let Some(state) = state.filter(|_| instance.is_handed_off())
@@ -103,13 +103,13 @@ pub(super) fn is_target(observed: &Observed<'_>, pod: &CachedPod) -> bool {
 
 /// Returns true if one of the pods may run the guest although none is on the node of the VMI: the guest has not started, or the
 /// target of a migration has it and virt-handler has not recorded that.
-pub(super) fn may_run_elsewhere(observed: &Observed<'_>) -> bool {
+pub(super) fn may_run_elsewhere(observed: &Observed) -> bool {
     may_have_moved(observed) || observed.pods.iter().any(|pod| !pod.is_down() && !is_target(observed, pod))
 }
 
 /// Returns true if the target of a migration may have the guest. If it does not, virt-handler of its node records that the migration
 /// has failed.
-pub(super) fn may_have_moved(observed: &Observed<'_>) -> bool {
+pub(super) fn may_have_moved(observed: &Observed) -> bool {
     let state = observed.instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
     // Once the address is published, the source may begin.
     let has_begun = |state: &VirtualMachineInstanceMigrationState| {
@@ -130,11 +130,11 @@ pub(crate) fn present_pod<'a>(instance: &VirtualMachineInstance, pods: &[&'a Cac
 /// Selects the TSC frequency of a VMI that needs one, before the pod is created, whose node selector depends on it. Returns
 /// true when the pod can be created.
 pub(super) fn choose_frequency(
-    observed: &Observed<'_>,
+    observed: &Observed,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<bool, SyncError> {
-    let instance = observed.instance;
+    let instance = &*observed.instance;
     let need = tsc::need(instance);
     if need == Need::Nothing || tsc::frequency(instance).is_some() {
         return Ok(true);
@@ -160,11 +160,11 @@ pub(super) fn choose_frequency(
 /// Selects the context ID of a VMI with a VSOCK device, before the pod is created: the launcher needs it. Returns true when
 /// the pod can be created.
 pub(super) fn choose_cid(
-    observed: &Observed<'_>,
+    observed: &Observed,
     wanted: &mut VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<bool, SyncError> {
-    if !vsock::is_attached(observed.instance) {
+    if !vsock::is_attached(&observed.instance) {
         return Ok(true);
     }
     let Some(cid) = observed.cid else {
@@ -172,7 +172,7 @@ pub(super) fn choose_cid(
         let message = "no VSOCK context id was found to be free".to_owned();
         return Err(SyncError { reason: reason::FAILED_CREATE.to_owned(), message });
     };
-    if vsock::cid(observed.instance) == Some(cid) {
+    if vsock::cid(&observed.instance) == Some(cid) {
         return Ok(true);
     }
     wanted.status.get_or_insert_default().vsock_cid = Some(cid);
@@ -180,22 +180,19 @@ pub(super) fn choose_cid(
 }
 
 /// Returns what the launcher pod is rendered from.
-pub(super) fn inputs<'a>(observed: &Observed<'a>) -> Inputs<'a> {
+pub(super) fn inputs<'a>(observed: &'a Observed) -> Inputs<'a> {
     Inputs {
-        instance: observed.instance,
-        config: observed.config,
-        launcher_image: observed.launcher_image,
-        claims: observed.claims,
+        instance: &observed.instance,
+        config: &observed.config,
+        launcher_image: &observed.launcher_image,
+        claims: &observed.claims,
         limits: observed.limits,
-        definitions: observed.definitions,
+        definitions: observed.definitions.as_ref(),
     }
 }
 
-pub(super) fn create_pod(
-    observed: &Observed<'_>,
-    decision: &mut Decision,
-) -> Result<Option<SyncError>, serde_json::Error> {
-    let instance = observed.instance;
+pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
+    let instance = &*observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
     let pod = match launcher_pod::render(&inputs(observed)) {
         Ok(pod) => pod,
@@ -216,7 +213,7 @@ pub(super) fn create_pod(
             return Ok(Some(SyncError { reason: reason::FAILED_CREATE.to_owned(), message }));
         }
     };
-    let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_CREATE);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
     } else {
@@ -238,12 +235,8 @@ fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool
     })
 }
 
-pub(super) fn delete_pods<'a>(
-    observed: &Observed<'_>,
-    pods: impl Iterator<Item = &'a CachedPod>,
-    decision: &mut Decision,
-) {
-    let grace = launcher_pod::grace_of_pod(observed.instance);
+pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'a CachedPod>, decision: &mut Decision) {
+    let grace = launcher_pod::grace_of_pod(&observed.instance);
     // The grace period of a VMI can become shorter while its pod ends. kubelet keeps to it without virt-handler.
     let is_kept = |pod: &&CachedPod| match pod.metadata.deletion_timestamp {
         Some(_) => pod.metadata.deletion_grace_period_seconds.is_some_and(|seconds| seconds > grace),
@@ -252,7 +245,7 @@ pub(super) fn delete_pods<'a>(
     for pod in pods.filter(is_kept) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let regarding = || Kind::Instance.reference(&observed.instance.metadata);
-        let failure = observed.failure.filter(|failure| failure.reason == event::FAILED_DELETE);
+        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
         if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
             decision.wake(failure.remaining(observed.now));
             continue;
@@ -276,8 +269,8 @@ pub(super) fn delete_pods<'a>(
 
 /// Removes pods that are being deleted and whose containers have all ended. kubelet removes a pod only after its volumes are
 /// unmounted, 0.4 s later, and the VM of a restart cannot start before.
-pub(super) fn remove_ended_pods(observed: &Observed<'_>, decision: &mut Decision) {
-    let failed = observed.failure.is_some_and(|failure| failure.reason == event::FAILED_DELETE);
+pub(super) fn remove_ended_pods(observed: &Observed, decision: &mut Decision) {
+    let failed = observed.failure.as_ref().is_some_and(|failure| failure.reason == event::FAILED_DELETE);
     let ended = |pod: &&Arc<CachedPod>| {
         let being_deleted = pod.metadata.deletion_timestamp.is_some() && !pod.has_finalizers;
         being_deleted && pod.all_ended && matches!(pod.phase.as_str(), "Succeeded" | "Failed")

@@ -46,11 +46,11 @@ enum Progress {
 
 /// Updates the conditions of changes in progress. Returns the resources that the pod must get.
 pub(super) fn update(
-    observed: &Observed<'_>,
+    observed: &Observed,
     pod: Option<&CachedPod>,
     wanted: &mut VirtualMachineInstance,
 ) -> Option<ComputeResources> {
-    let instance = observed.instance;
+    let instance = &*observed.instance;
     // A pod that the guest leaves is not resized, and conditions are left to the target.
     let stays = !wanted.is_final() && !instance.is_deleting() && !instance.is_migrating();
     let runs = *instance.phase() == VmiPhase::Running && stays;
@@ -141,9 +141,9 @@ fn pod_resources(pod: &CachedPod, rendered: ComputeResources, keeps_memory: bool
     }
 }
 
-fn progress(observed: &Observed<'_>, pod: &CachedPod, resources: ComputeResources) -> Progress {
+fn progress(observed: &Observed, pod: &CachedPod, resources: ComputeResources) -> Progress {
     if pod.wanted != resources {
-        let refused = observed.failure.filter(|failure| failure.reason == REFUSED);
+        let refused = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED);
         return refused.map_or(Progress::Running, |refused| {
             Progress::Held(POD_RESIZE_REFUSED, format!("the launcher pod cannot be resized: {}", refused.message))
         });
@@ -182,11 +182,11 @@ pub(super) fn events(former: &VirtualMachineInstance, wanted: &VirtualMachineIns
 }
 
 /// Requests the resources for the pod.
-pub(super) fn patch(observed: &Observed<'_>, pod: &CachedPod, resources: ComputeResources, decision: &mut Decision) {
+pub(super) fn patch(observed: &Observed, pod: &CachedPod, resources: ComputeResources, decision: &mut Decision) {
     if pod.wanted == resources {
         return;
     }
-    let failure = observed.failure.filter(|failure| failure.reason == REFUSED);
+    let failure = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED);
     if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
         decision.wake(failure.remaining(observed.now));
         return;

@@ -37,12 +37,12 @@ pub(super) fn stuck(pod: &CachedPod) -> Option<(&str, &str)> {
 }
 
 /// Returns the outcome of the last read of the events of a pod.
-pub(super) fn of<'a>(observed: &Observed<'a>, pod: &CachedPod) -> Option<&'a PodWarning> {
+pub(super) fn of<'a>(observed: &'a Observed, pod: &CachedPod) -> Option<&'a PodWarning> {
     observed.warnings.iter().map(AsRef::as_ref).find(|warning| warning.metadata.uid == pod.metadata.uid)
 }
 
 /// Reads the events of pods that do not start and do not say why.
-pub(super) fn read(observed: &Observed<'_>, decision: &mut Decision) {
+pub(super) fn read(observed: &Observed, decision: &mut Decision) {
     for pod in observed.pods.iter().filter(|pod| pod.is_starting() && stuck(pod).is_none()) {
         let metadata = &pod.metadata;
         let (Some(created), Some(name), Some(uid)) = (&metadata.creation_timestamp, &metadata.name, &metadata.uid)

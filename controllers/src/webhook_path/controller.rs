@@ -4,12 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use api::{constants::component, webhook_path::SECRET};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
 
-use super::{Configuration, Observed};
+use super::Observed;
 use crate::{
     cache::Key,
-    resources::{Caches, Resource, needs, workloads::CachedWorkload},
+    resources::{Caches, Resource, needs},
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
@@ -28,19 +27,12 @@ impl WebhookPaths {
     }
 }
 
-/// Everything in the caches that a decision about the paths depends on.
-pub(crate) struct Snapshot {
-    secret: Option<Arc<Secret>>,
-    configurations: Vec<Configuration>,
-    api: Option<Arc<CachedWorkload>>,
-}
-
 impl Controller for WebhookPaths {
     const NAME: &'static str = "webhook-path";
     const NEEDS: Needs =
         needs(&[Resource::Secrets, Resource::MutatingWebhooks, Resource::ValidatingWebhooks, Resource::Deployments]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         // One decision covers the paths of all webhooks.
@@ -52,24 +44,20 @@ impl Controller for WebhookPaths {
         wake.at_start(move || vec![key.clone()]);
     }
 
-    fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
-        Some(Snapshot {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let since = *self.since.get_or_init(|| attempt.now);
+        let api = caches.deployments.get(&Key::new(self.namespace.clone(), component::VIRT_API));
+        Some(Observed {
+            namespace: self.namespace.as_str().into(),
             secret: caches.secret(&self.namespace, SECRET),
             configurations: caches.webhook_configurations(),
-            api: caches.deployments.get(&Key::new(self.namespace.clone(), component::VIRT_API)),
-        })
-    }
-
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        let since = *self.since.get_or_init(|| attempt.now);
-        let api = snapshot.api.as_deref();
-        super::decide(&Observed {
-            namespace: &self.namespace,
-            secret: snapshot.secret.as_deref(),
-            configurations: &snapshot.configurations,
-            ready: api.is_some_and(|api| api.ready > 0),
+            ready: api.as_ref().is_some_and(|api| api.ready > 0),
             missed: api.and_then(|api| api.availability_changed_at).filter(|at| *at <= since),
             now: attempt.now,
         })
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
     }
 }

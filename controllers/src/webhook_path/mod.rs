@@ -59,13 +59,13 @@ const PLACED_AT: &str = "ferrovirt.io/placed-at";
 pub(crate) type Configuration = (Kind, Arc<BundleCarrier>);
 
 /// Everything that decisions about the segment depend on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// Install namespace.
-    pub namespace: &'a str,
+    pub namespace: Arc<str>,
     /// The Secret.
-    pub secret: Option<&'a Secret>,
+    pub secret: Option<Arc<Secret>>,
     /// The webhook configurations.
-    pub configurations: &'a [Configuration],
+    pub configurations: Vec<Configuration>,
     /// At least one virt-api is ready.
     pub ready: bool,
     /// Time at which the availability of virt-api last changed, if no replica led then and saw that none was ready.
@@ -164,10 +164,10 @@ pub(crate) fn in_place(secret: Option<&Secret>, configurations: &[Configuration]
 }
 
 /// Decides on the Secret. Pure; [`perform`] carries the step out.
-pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
+pub(crate) fn plan(observed: &Observed) -> (Option<Step>, Duration) {
     let now = observed.now;
-    let carried = carried(observed.configurations);
-    let Some(state) = observed.secret.and_then(State::read) else {
+    let carried = carried(&observed.configurations);
+    let Some(state) = observed.secret.as_deref().and_then(State::read) else {
         return (Some(Step::Make { adopted: carried.first().map(|&segment| segment.to_owned()) }), LONGEST_WAIT);
     };
     if !observed.ready {
@@ -176,7 +176,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
     }
     let is_future = |at: Timestamp| at.duration_since(now) > CLOCK_SKEW;
     let Some(placed_at) = state.placed_at.filter(|at| !is_future(*at)) else {
-        let placed = are_placed(observed.configurations, &[state.current]);
+        let placed = are_placed(&observed.configurations, &[state.current]);
         return (placed.then_some(Step::MarkPlaced), LONGEST_WAIT);
     };
     let mut wait = LONGEST_WAIT;
@@ -212,7 +212,7 @@ pub(crate) fn plan(observed: &Observed<'_>) -> (Option<Step>, Duration) {
 ///
 /// # Errors
 /// When an object cannot be written as JSON.
-pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Error> {
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let (step, wait) = plan(observed);
     let mut decision = Decision::settled();
     decision.wake(wait);
@@ -228,7 +228,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Result<Decision, serde_json::Er
     }
     // Calls fail while no virt-api is ready, and would expose a new segment.
     if observed.ready
-        && let Some(state) = observed.secret.and_then(State::read)
+        && let Some(state) = observed.secret.as_deref().and_then(State::read)
     {
         let objects = observed.configurations.iter();
         decision.effects.extend(objects.filter_map(|(kind, object)| inject(*kind, object, state.current)));
@@ -256,9 +256,9 @@ impl Step {
 }
 
 /// Carries a step out. `generated` is a segment that was never used.
-fn perform(observed: &Observed<'_>, step: &Step, generated: String) -> Result<Option<Effect>, serde_json::Error> {
+fn perform(observed: &Observed, step: &Step, generated: String) -> Result<Option<Effect>, serde_json::Error> {
     let now = observed.now.to_string();
-    let mut wanted = observed.secret.cloned().unwrap_or_default();
+    let mut wanted = observed.secret.as_deref().cloned().unwrap_or_default();
     let data = wanted.data.get_or_insert_default();
     let annotations = wanted.metadata.annotations.get_or_insert_default();
     let mut put = |key: &str, segment: String| data.insert(key.to_owned(), ByteString(segment.into_bytes()));
@@ -317,15 +317,15 @@ fn perform(observed: &Observed<'_>, step: &Step, generated: String) -> Result<Op
             data.remove(PREVIOUS_KEY);
         }
     }
-    let Some(former) = observed.secret else {
+    let Some(former) = observed.secret.as_deref() else {
         wanted.metadata = ObjectMeta {
             name: Some(SECRET.to_owned()),
-            namespace: Some(observed.namespace.to_owned()),
+            namespace: Some(observed.namespace.to_string()),
             labels: Some(owned_labels()),
             ..wanted.metadata
         };
         wanted.type_ = Some("Opaque".to_owned());
-        return Effect::create(Kind::Secret, Some(observed.namespace), &wanted).map(Some);
+        return Effect::create(Kind::Secret, Some(&observed.namespace), &wanted).map(Some);
     };
     Effect::change(Kind::Secret, former, &wanted, None)
 }

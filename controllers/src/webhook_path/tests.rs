@@ -50,11 +50,11 @@ impl Cluster {
         [(Kind::MutatingWebhooks, Arc::new(mutating.into())), (Kind::ValidatingWebhooks, Arc::new(validating.into()))]
     }
 
-    fn with<T>(&self, ask: impl FnOnce(&Observed<'_>) -> T) -> T {
+    fn with<T>(&self, ask: impl FnOnce(&Observed) -> T) -> T {
         ask(&Observed {
-            namespace: "kubevirt",
-            secret: self.secret.as_ref(),
-            configurations: &self.configurations(),
+            namespace: "kubevirt".into(),
+            secret: self.secret.clone().map(Arc::new),
+            configurations: self.configurations().to_vec(),
             ready: self.ready,
             missed: self.missed,
             now: self.now,

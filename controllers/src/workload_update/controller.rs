@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use api::{
-    KubeVirt, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    constants::condition::WORKLOAD_UPDATE_INEFFECTIVE,
-};
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 
@@ -32,9 +29,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The controller of VMIs whose launcher has another version, or whose change needs another pod.
 pub(crate) struct WorkloadUpdates {
     key: Key,
-    deployment: Deployment,
+    deployment: Arc<Deployment>,
     config: ConfigHandle,
-    launcher_image: String,
+    launcher_image: Arc<str>,
     memory: Mutex<Memory>,
 }
 
@@ -52,9 +49,9 @@ impl WorkloadUpdates {
     pub(crate) fn new(setup: &Setup) -> Self {
         Self {
             key: Key::new(setup.options.namespace.clone(), ""),
-            deployment: Deployment::new(&setup.options),
+            deployment: Deployment::new(&setup.options).into(),
             config: setup.config.clone(),
-            launcher_image: setup.options.launcher_image.clone(),
+            launcher_image: setup.options.launcher_image.as_str().into(),
             memory: Mutex::default(),
         }
     }
@@ -62,19 +59,6 @@ impl WorkloadUpdates {
     fn memory(&self) -> MutexGuard<'_, Memory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Everything in the caches that a decision depends on.
-pub(crate) struct Snapshot {
-    kubevirt: Arc<KubeVirt>,
-    /// Time until a decision may be made.
-    pause: Option<Duration>,
-    limit: u32,
-    outdated_count: usize,
-    /// Empty until a batch is due or a migration can be created.
-    outdated: Vec<VmiWithPods>,
-    changing: Vec<VmiWithPods>,
-    migrations: Vec<Unfinished>,
 }
 
 /// The facts of a VMI whose change can lead to another decision.
@@ -89,7 +73,7 @@ impl Controller for WorkloadUpdates {
     const NAME: &'static str = "workload-update";
     const NEEDS: Needs = needs(&[Resource::KubeVirts, Resource::Vmis, Resource::Migrations, Resource::Pods]);
     type Caches = Caches;
-    type Snapshot = Snapshot;
+    type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.key_on(&caches.kubevirts, &self.key);
@@ -111,17 +95,21 @@ impl Controller for WorkloadUpdates {
         });
     }
 
-    fn observe(&self, caches: &Caches, _key: &Key) -> Option<Snapshot> {
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
         let kubevirt = caches.kubevirt()?;
-        let now = Timestamp::now();
+        let now = attempt.now;
         let (last_decision, last_batch) = {
             let memory = self.memory();
             (memory.last_decision, memory.last_batch)
         };
         let passed = last_decision.and_then(|last| Duration::try_from(now.duration_since(last)).ok());
         let pause = passed.and_then(|passed| PAUSE.checked_sub(passed)).filter(|left| !left.is_zero());
-        let mut snapshot = Snapshot {
+        let mut observed = Observed {
             pause,
+            deployment: self.deployment.clone(),
+            launcher_image: self.launcher_image.clone(),
+            last_batch,
+            now,
             limit: self.config.current().migrations.parallel_per_cluster,
             outdated_count: caches.vmis.count_by(&VmiIndex::Outdated),
             outdated: Vec::new(),
@@ -130,49 +118,38 @@ impl Controller for WorkloadUpdates {
             kubevirt,
         };
         if pause.is_some() {
-            return Some(snapshot);
+            return Some(observed);
         }
         let unfinished = caches.migrations.by(&MigrationIndex::Unfinished).into_iter();
         let unfinished = unfinished
             .map(|migration| Unfinished { vmi: vmi_key(&migration).and_then(|key| caches.vmis.get(&key)), migration });
-        snapshot.migrations = unfinished.collect();
+        observed.migrations = unfinished.collect();
         let with_pods = |index: VmiIndex| -> Vec<VmiWithPods> {
             caches.vmis.by(&index).into_iter().map(|vmi| caches.with_pods(vmi)).collect()
         };
-        let kubevirt = &snapshot.kubevirt;
-        let migrates = has_method(kubevirt, LIVE_MIGRATE) && free_slots(snapshot.limit, &snapshot.migrations) > 0;
+        let kubevirt = &observed.kubevirt;
+        let migrates = has_method(kubevirt, LIVE_MIGRATE) && free_slots(observed.limit, &observed.migrations) > 0;
         let evicts = has_method(kubevirt, EVICT) && time_left(kubevirt, last_batch, now).is_none();
         if migrates {
-            snapshot.changing = with_pods(VmiIndex::NeedsMigration);
+            observed.changing = with_pods(VmiIndex::NeedsMigration);
         }
         if migrates || evicts {
-            snapshot.outdated = with_pods(VmiIndex::Outdated);
+            observed.outdated = with_pods(VmiIndex::Outdated);
         }
-        Some(snapshot)
+        Some(observed)
     }
 
-    fn decide(&self, snapshot: &Snapshot, attempt: &Attempt<'_>) -> Result<Decision, serde_json::Error> {
-        if let Some(pause) = snapshot.pause {
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        if let Some(pause) = observed.pause {
             let mut decision = Decision::settled();
             decision.wake(pause);
             return Ok(decision);
         }
         let mut memory = self.memory();
-        memory.last_decision = Some(attempt.now);
-        let plan = super::decide(&Observed {
-            kubevirt: &snapshot.kubevirt,
-            deployment: &self.deployment,
-            outdated_count: snapshot.outdated_count,
-            outdated: &snapshot.outdated,
-            changing: &snapshot.changing,
-            limit: snapshot.limit,
-            migrations: &snapshot.migrations,
-            launcher_image: &self.launcher_image,
-            last_batch: memory.last_batch,
-            now: attempt.now,
-        })?;
+        memory.last_decision = Some(observed.now);
+        let plan = super::decide(observed)?;
         if plan.evicts {
-            memory.last_batch = Some(attempt.now);
+            memory.last_batch = Some(observed.now);
         }
         Ok(plan.decision)
     }

@@ -61,23 +61,25 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 const RECHECK: Duration = Duration::from_secs(30);
 
 /// Everything that a decision depends on.
-pub(crate) struct Observed<'a> {
+pub(crate) struct Observed {
     /// The configuration object.
-    pub kubevirt: &'a KubeVirt,
+    pub kubevirt: Arc<KubeVirt>,
     /// This installation.
-    pub deployment: &'a Deployment,
+    pub deployment: Arc<Deployment>,
+    /// Time until a decision may be made.
+    pub pause: Option<Duration>,
     /// Number of VMIs whose launcher has another version.
     pub outdated_count: usize,
     /// These VMIs. Not needed before a batch is due or a migration can be created.
-    pub outdated: &'a [VmiWithPods],
+    pub outdated: Vec<VmiWithPods>,
     /// VMIs with a change that only a migration can carry out.
-    pub changing: &'a [VmiWithPods],
+    pub changing: Vec<VmiWithPods>,
     /// Migrations at a time in the cluster.
     pub limit: u32,
     /// Migrations that have not ended, with their VMIs.
-    pub migrations: &'a [Unfinished],
+    pub migrations: Vec<Unfinished>,
     /// Launcher image of this installation.
-    pub launcher_image: &'a str,
+    pub launcher_image: Arc<str>,
     /// Time of the last batch of evictions.
     pub last_batch: Option<Timestamp>,
     /// The current time.
@@ -136,23 +138,23 @@ fn is_update(migration: &VirtualMachineInstanceMigration) -> bool {
 }
 
 /// Decides which VMIs are migrated and evicted, and which migrations are aborted.
-fn decide(observed: &Observed<'_>) -> Result<Plan, serde_json::Error> {
+fn decide(observed: &Observed) -> Result<Plan, serde_json::Error> {
     let mut plan = Plan::default();
     if !is_deployed(observed) {
         return Ok(plan);
     }
     abort(observed, &mut plan.decision);
-    if has_method(observed.kubevirt, LIVE_MIGRATE) {
+    if has_method(&observed.kubevirt, LIVE_MIGRATE) {
         migrate(observed, &mut plan)?;
     }
-    if has_method(observed.kubevirt, EVICT) && observed.outdated_count > 0 {
+    if has_method(&observed.kubevirt, EVICT) && observed.outdated_count > 0 {
         evict_batch(observed, &mut plan);
     }
     Ok(plan)
 }
 
 /// Returns true when all processes have the version of this installation.
-fn is_deployed(observed: &Observed<'_>) -> bool {
+fn is_deployed(observed: &Observed) -> bool {
     observed.kubevirt.status.as_ref().is_some_and(|status| {
         let is_this = |id: &Option<String>| id.as_deref() == Some(observed.deployment.id());
         status.phase.as_deref() == Some(DEPLOYED)
@@ -162,8 +164,8 @@ fn is_deployed(observed: &Observed<'_>) -> bool {
 }
 
 /// Deletes migrations whose reason was taken back.
-fn abort(observed: &Observed<'_>, decision: &mut Decision) {
-    for Unfinished { migration, vmi } in observed.migrations {
+fn abort(observed: &Observed, decision: &mut Decision) {
+    for Unfinished { migration, vmi } in &observed.migrations {
         let Some(vmi) = vmi.as_deref().filter(|vmi| !needs_update(vmi) && !has_arrived(vmi, migration)) else {
             continue;
         };
@@ -194,11 +196,11 @@ fn has_arrived(vmi: &VirtualMachineInstance, migration: &VirtualMachineInstanceM
 }
 
 /// Migrates VMIs: first those that a user waits for.
-fn migrate(observed: &Observed<'_>, plan: &mut Plan) -> Result<(), serde_json::Error> {
-    let mut slots = free_slots(observed.limit, observed.migrations);
+fn migrate(observed: &Observed, plan: &mut Plan) -> Result<(), serde_json::Error> {
+    let mut slots = free_slots(observed.limit, &observed.migrations);
     let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
     let mut waiting: BTreeMap<(bool, Vec<u8>), (&VmiWithPods, Need)> = BTreeMap::new();
-    for candidate in observed.changing.iter().chain(observed.outdated) {
+    for candidate in observed.changing.iter().chain(&observed.outdated) {
         let vmi = &candidate.vmi;
         let ineffective = ineffective_for(observed, candidate);
         let need = change_need(vmi, &ineffective, observed.now);
@@ -224,8 +226,8 @@ fn migrate(observed: &Observed<'_>, plan: &mut Plan) -> Result<(), serde_json::E
 }
 
 /// Returns the causes for which another pod would change nothing.
-fn ineffective_for(observed: &Observed<'_>, candidate: &VmiWithPods) -> Vec<Cause> {
-    active_pod(candidate).map(|pod| ineffective(&candidate.vmi, pod, observed.launcher_image)).unwrap_or_default()
+fn ineffective_for(observed: &Observed, candidate: &VmiWithPods) -> Vec<Cause> {
+    active_pod(candidate).map(|pod| ineffective(&candidate.vmi, pod, &observed.launcher_image)).unwrap_or_default()
 }
 
 fn active_pod(candidate: &VmiWithPods) -> Option<&CachedPod> {
@@ -260,15 +262,15 @@ fn migration(vmi: &VirtualMachineInstance, need: Need) -> Result<Effect, serde_j
 }
 
 /// Evicts the next batch of VMIs with an outdated launcher that are not migrated.
-fn evict_batch(observed: &Observed<'_>, plan: &mut Plan) {
-    let left = time_left(observed.kubevirt, observed.last_batch, observed.now);
-    plan.decision.wake(left.unwrap_or_else(|| interval(observed.kubevirt)).min(LONGEST_WAIT));
+fn evict_batch(observed: &Observed, plan: &mut Plan) {
+    let left = time_left(&observed.kubevirt, observed.last_batch, observed.now);
+    plan.decision.wake(left.unwrap_or_else(|| interval(&observed.kubevirt)).min(LONGEST_WAIT));
     if left.is_some() {
         return;
     }
     let strategy = &observed.kubevirt.spec.workload_update_strategy;
     let size = strategy.batch_eviction_size.map_or(USUAL_SIZE, |size| usize::try_from(size).unwrap_or(0));
-    let migrates = has_method(observed.kubevirt, LIVE_MIGRATE);
+    let migrates = has_method(&observed.kubevirt, LIVE_MIGRATE);
     let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
     let is_candidate = |outdated: &&VmiWithPods| {
         let vmi: &VirtualMachineInstance = &outdated.vmi;

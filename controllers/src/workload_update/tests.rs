@@ -14,21 +14,22 @@ fn deployment() -> Deployment {
     Deployment::of("kubevirt", "registry.example/virt-launcher", "", "v1")
 }
 
-fn observed<'a>(
-    kubevirt: &'a KubeVirt,
-    deployment: &'a Deployment,
-    outdated: &'a [VmiWithPods],
+fn observed(
+    kubevirt: &KubeVirt,
+    deployment: &Deployment,
+    outdated: &[VmiWithPods],
     last_batch: Option<Timestamp>,
-) -> Observed<'a> {
+) -> Observed {
     Observed {
-        kubevirt,
-        deployment,
+        kubevirt: Arc::new(kubevirt.clone()),
+        deployment: Arc::new(deployment.clone()),
+        pause: None,
         outdated_count: outdated.len(),
-        outdated,
-        changing: &[],
+        outdated: outdated.to_vec(),
+        changing: Vec::new(),
         limit: 5,
-        migrations: &[],
-        launcher_image: "launcher:2",
+        migrations: Vec::new(),
+        launcher_image: "launcher:2".into(),
         last_batch,
         now: now(),
     }
@@ -227,7 +228,9 @@ fn method_follows_from_the_reason_and_the_vmi() {
         let candidate = if is_outdated { outdated(0, &status) } else { vmi(0, &status, None) };
         let candidates = [candidate];
         let (outdated, changing) = if is_outdated { (&candidates[..], &[][..]) } else { (&[][..], &candidates[..]) };
-        let plan = decide(&Observed { changing, ..observed(&kubevirt, &deployment, outdated, None) }).unwrap();
+        let plan =
+            decide(&Observed { changing: changing.to_vec(), ..observed(&kubevirt, &deployment, outdated, None) })
+                .unwrap();
         let (migrated, evicted) = carried_out(&plan);
         let row = format!("{methods:?} {status} {is_outdated}");
         assert_eq!(migrated.first().map(|(_, priority)| priority.as_str()), priority, "{row}");
@@ -252,8 +255,11 @@ fn migrations_are_limited_and_changes_go_first() {
     ] {
         let busy = unfinished_ones.iter().map(|(phase, by_us)| unfinished(20, phase, *by_us, None));
         let migrations: Vec<Unfinished> = busy.collect();
-        let observed =
-            Observed { changing: &changed, migrations: &migrations, ..observed(&kubevirt, &deployment, &old, None) };
+        let observed = Observed {
+            changing: changed.to_vec(),
+            migrations: migrations.to_vec(),
+            ..observed(&kubevirt, &deployment, &old, None)
+        };
         let plan = decide(&observed).unwrap();
         let (migrated, _) = carried_out(&plan);
         assert_eq!(migrated.len(), count, "{unfinished_ones:?}");
@@ -262,7 +268,7 @@ fn migrations_are_limited_and_changes_go_first() {
     }
     // A VMI with a migration gets no second one.
     let migrations = [unfinished(0, "Pending", false, Some(&old[0]))];
-    let observed = Observed { migrations: &migrations, ..observed(&kubevirt, &deployment, &old[..1], None) };
+    let observed = Observed { migrations: migrations.to_vec(), ..observed(&kubevirt, &deployment, &old[..1], None) };
     assert!(decide(&observed).unwrap().decision.effects.is_empty());
 }
 
@@ -326,7 +332,9 @@ fn no_cause_leads_to_a_second_pod_for_the_same_desired_state() {
         let candidates = [candidate];
         let (outdated, changing) = if is_version { (&candidates[..], &[][..]) } else { (&[][..], &candidates[..]) };
         let kubevirt = with_methods(&["LiveMigrate", "Evict"], &deployment);
-        let plan = decide(&Observed { changing, ..observed(&kubevirt, &deployment, outdated, None) }).unwrap();
+        let plan =
+            decide(&Observed { changing: changing.to_vec(), ..observed(&kubevirt, &deployment, outdated, None) })
+                .unwrap();
         let (migrated, evicted) = carried_out(&plan);
         assert_eq!((migrated.len(), evicted), expected, "{cause} {status} {created_for:?}");
         let causes = ineffective(&candidates[0].vmi, &candidates[0].pods[0], "launcher:2");
@@ -369,7 +377,7 @@ fn migration_whose_reason_was_taken_back_is_deleted() {
         (state(json!({"migrationUid": "former", "completed": true})), true, &kubevirt, true),
     ] {
         let migrations = [unfinished(0, "Running", by_us, Some(&candidate))];
-        let observed = Observed { migrations: &migrations, ..observed(kubevirt, &deployment, &[], None) };
+        let observed = Observed { migrations: migrations.to_vec(), ..observed(kubevirt, &deployment, &[], None) };
         let effects = decide(&observed).unwrap().decision.effects;
         let deleted = effects.iter().any(|effect| matches!(effect, Effect::Delete { kind: Kind::Migration, .. }));
         assert_eq!(deleted, expected, "{by_us} {:?}", candidate.vmi.status);

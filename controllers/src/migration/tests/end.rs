@@ -123,7 +123,7 @@ fn five_ended_migrations_are_kept() {
     let own = migration("Succeeded", &with_uid("g", "2030-01-01T00:08:00Z"));
     for (count, is_deleted) in [(4, false), (5, true)] {
         let all: Vec<_> = newer.iter().take(count).cloned().chain([Arc::new(own.clone())]).collect();
-        let decision = decide(&Observed { all: &all, ..observed(&own, Some(&idle), &pods) }).unwrap();
+        let decision = decide(&Observed { all: all.to_vec(), ..observed(&own, Some(&idle), &pods) }).unwrap();
         let deletes = |effect: &Effect| matches!(effect, Effect::Delete { kind: Kind::Migration, .. });
         assert_eq!(decision.effects.iter().any(deletes), is_deleted, "{count}");
         assert_eq!(decision.is_settled(), !is_deleted);
@@ -135,6 +135,6 @@ fn five_ended_migrations_are_kept() {
     json_patch::merge(&mut old, &known);
     let own = migration("Succeeded", &old);
     let pods = [source(), left];
-    let decision = decide(&Observed { all: &newer, ..observed(&own, Some(&idle), &pods) }).unwrap();
+    let decision = decide(&Observed { all: newer.to_vec(), ..observed(&own, Some(&idle), &pods) }).unwrap();
     assert_eq!(deleted_pods(&decision), ["virt-launcher-m-q"]);
 }

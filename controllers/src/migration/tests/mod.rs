@@ -92,34 +92,31 @@ fn pending_target() -> Arc<CachedPod> {
     target(&json!({"spec": {"nodeName": null}, "status": {"phase": "Pending", "containerStatuses": null}}))
 }
 
-fn observed<'a>(
-    migration: &'a VirtualMachineInstanceMigration,
-    vmi: Option<&'a VirtualMachineInstance>,
-    pods: &'a [Arc<CachedPod>],
-) -> Observed<'a> {
-    static CONFIG: std::sync::LazyLock<ClusterConfig> = std::sync::LazyLock::new(ClusterConfig::default);
-    static CLAIMS: BTreeMap<String, Arc<CachedClaim>> = BTreeMap::new();
-    static NAMESPACE: BTreeMap<String, String> = BTreeMap::new();
+fn observed(
+    migration: &VirtualMachineInstanceMigration,
+    vmi: Option<&VirtualMachineInstance>,
+    pods: &[Arc<CachedPod>],
+) -> Observed {
     Observed {
-        migration,
-        vmi,
-        all: &[],
-        pods,
-        warnings: &[],
-        unoffered: &[],
-        attachments: &[],
+        migration: Arc::new(migration.clone()),
+        vmi: vmi.cloned().map(Arc::new),
+        all: Vec::new(),
+        pods: pods.to_vec(),
+        warnings: Vec::new(),
+        unoffered: Vec::new(),
+        attachments: Vec::new(),
         is_admitted: true,
         full: None,
         is_reported: false,
         source_node: None,
         is_target_drained: false,
-        policies: &[],
-        namespace: &NAMESPACE,
-        claims: &CLAIMS,
+        policies: Vec::new(),
+        namespace: BTreeMap::new(),
+        claims: BTreeMap::new(),
         limits: NamespaceLimits::default(),
         definitions: None,
-        config: &CONFIG,
-        launcher_image: "launcher:1",
+        config: Arc::default(),
+        launcher_image: "launcher:1".into(),
         failure: None,
         now: now(),
     }

@@ -110,7 +110,7 @@ fn only_one_migration_of_a_vmi_is_under_way() {
     ] {
         let other = json!({"metadata": {"name": "other", "uid": "o", "creationTimestamp": created}});
         let all = [Arc::new(migration(phase, &other)), Arc::new(own.clone())];
-        let decision = decide(&Observed { all: &all, ..observed(&own, Some(&idle), &only) }).unwrap();
+        let decision = decide(&Observed { all: all.to_vec(), ..observed(&own, Some(&idle), &only) }).unwrap();
         assert_eq!(entered(&decision, 0), [expected], "{phase} {created}");
     }
 }

@@ -18,7 +18,8 @@ fn admitted_migration_gets_a_pod() {
     };
     for (message, is_quota) in [("pods \"x\" is forbidden: exceeded quota: q", true), ("webhook says no", false)] {
         let failure = refused(message);
-        let decision = decide(&Observed { failure: Some(&failure), ..observed(&waiting, Some(&idle), &only) }).unwrap();
+        let decision =
+            decide(&Observed { failure: Some(failure.clone()), ..observed(&waiting, Some(&idle), &only) }).unwrap();
         assert!(created_pod(&decision).is_none());
         assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(2)));
         let patch = patch_of(&decision, Kind::Migration).unwrap();
@@ -185,7 +186,8 @@ fn migration_without_an_object_is_ended() {
         let busy = handed(&state);
         let pods = [source()];
         let decision =
-            decide(&Observed { all: &all, is_admitted: false, ..observed(&waiting, Some(&busy), &pods) }).unwrap();
+            decide(&Observed { all: all.to_vec(), is_admitted: false, ..observed(&waiting, Some(&busy), &pods) })
+                .unwrap();
         let patch = patch_of(&decision, Kind::Instance).unwrap()["status"]["migrationState"].clone();
         assert_eq!((patch["abortRequested"] == true, patch["failed"] == true), expected, "{state}");
     }
@@ -219,7 +221,7 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
     let claims = BTreeMap::from([("c".to_owned(), Arc::new(claim))]);
     let (idle, pods) = (vmi(&plugged), [source(), target(&json!({}))]);
     let waiting = migration("Pending", &json!({}));
-    let decision = decide(&Observed { claims: &claims, ..observed(&waiting, Some(&idle), &pods) }).unwrap();
+    let decision = decide(&Observed { claims: claims.clone(), ..observed(&waiting, Some(&idle), &pods) }).unwrap();
     let pod = created_pod(&decision).unwrap();
     assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "t");
     assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["devicePath"], "/path/data/cu");
@@ -236,8 +238,11 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
         [(false, "Pending", &[][..]), (true, "Running", &["Scheduling", "Scheduled"]), (false, "Failed", &["Failed"])]
     {
         let attachments = attachment(ready, phase);
-        let observed =
-            Observed { claims: &claims, attachments: &attachments, ..observed(&waiting, Some(&idle), &pods) };
+        let observed = Observed {
+            claims: claims.clone(),
+            attachments: attachments.to_vec(),
+            ..observed(&waiting, Some(&idle), &pods)
+        };
         let decision = decide(&observed).unwrap();
         assert_eq!(entered(&decision, 1), expected, "{phase}");
         let state = patch_of(&decision, Kind::Instance).map(|patch| patch["status"]["migrationState"].clone());

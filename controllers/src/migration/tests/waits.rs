@@ -37,27 +37,27 @@ fn migration_says_what_it_waits_for() {
     let of = |migration, pods| Observed { is_admitted: false, ..observed(migration, Some(&vmi), pods) };
     for (observed, reason, message) in [
         (
-            Observed { full: Some(&Full::Cluster), ..of(&pending, &without_target) },
+            Observed { full: Some(Full::Cluster), ..of(&pending, &without_target) },
             "ParallelMigrationsPerCluster",
             "as many migrations are under way as the cluster allows: 5 (parallelMigrationsPerCluster)",
         ),
         (
-            Observed { full: Some(&node), ..of(&pending, &without_target) },
+            Observed { full: Some(node), ..of(&pending, &without_target) },
             "ParallelOutboundMigrationsPerNode",
             "as many migrations leave node a as a node allows: 2 (parallelOutboundMigrationsPerNode)",
         ),
         (
-            Observed { failure: Some(&failure), ..of(&pending, &without_target) },
+            Observed { failure: Some(failure.clone()), ..of(&pending, &without_target) },
             "FailedCreate",
             "cannot create the target pod: exceeded quota: q",
         ),
         (
-            Observed { unoffered: &unoffered, ..of(&scheduling, &unschedulable) },
+            Observed { unoffered: unoffered.to_vec(), ..of(&scheduling, &unschedulable) },
             "TargetPodUnschedulable",
             "target pod virt-launcher-m-t has no node: 0/2 nodes are available; no node offers the CPU model Haswell",
         ),
         (
-            Observed { warnings: &warnings, ..of(&scheduling, &starting) },
+            Observed { warnings: warnings.to_vec(), ..of(&scheduling, &starting) },
             "TargetPodNotStarted",
             "target pod virt-launcher-m-t does not start: FailedMount: no secret",
         ),
@@ -77,7 +77,7 @@ fn short_wait_and_repeated_texts_are_not_written() {
     let pods = [source()];
     let full = Full::Cluster;
     let decision =
-        decide(&Observed { is_admitted: false, full: Some(&full), ..observed(&new, Some(&vmi), &pods) }).unwrap();
+        decide(&Observed { is_admitted: false, full: Some(full), ..observed(&new, Some(&vmi), &pods) }).unwrap();
     assert_eq!(shown(&decision), Value::Null);
     assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(2)));
     let known = |probed: &str| {

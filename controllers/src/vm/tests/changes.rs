@@ -31,7 +31,7 @@ fn with_rollout(
     rollout: RolloutStrategy,
 ) -> Decision {
     let config = ClusterConfig { vm_rollout_strategy: rollout, ..ClusterConfig::default() };
-    decide(&Observed { starts, ..observed(vm, Some(vmi), None, &config) }).unwrap()
+    decide(&Observed { starts: starts.to_vec(), ..observed(vm, Some(vmi), None, &config) }).unwrap()
 }
 
 #[test]
@@ -164,7 +164,8 @@ fn values_that_the_vmi_has_need_no_restart() {
         json_patch::merge(&mut next["spec"]["template"]["spec"], &change);
         next["metadata"]["generation"] = json!(3);
         let next: VirtualMachine = serde_json::from_value(next).unwrap();
-        let decision = decide(&Observed { starts: &starts, ..observed(&next, Some(&vmi), None, &config) }).unwrap();
+        let decision =
+            decide(&Observed { starts: starts.to_vec(), ..observed(&next, Some(&vmi), None, &config) }).unwrap();
         let conditions = status_patch(&decision)["conditions"].to_string();
         assert_eq!(conditions.contains("RestartRequired"), required, "{change} {conditions}");
     }
@@ -210,7 +211,8 @@ fn size_that_was_changed_live_needs_no_restart_for_values_that_the_vmi_has() {
         json_patch::merge(&mut next["spec"]["template"]["spec"], &grown);
         json_patch::merge(&mut next["spec"]["template"]["spec"], &change);
         let next: VirtualMachine = serde_json::from_value(next).unwrap();
-        let decision = decide(&Observed { starts: &starts, ..observed(&next, Some(&vmi), None, &config) }).unwrap();
+        let decision =
+            decide(&Observed { starts: starts.to_vec(), ..observed(&next, Some(&vmi), None, &config) }).unwrap();
         let conditions = status_patch(&decision)["conditions"].to_string();
         assert_eq!(conditions.contains("RestartRequired"), required, "{change} {conditions}");
     }
@@ -341,7 +343,7 @@ fn refused_change_of_a_vmi_shows_and_waits() {
         attempts: 1,
     };
     let config = ClusterConfig::default();
-    let observed = Observed { starts: &starts, ..observed(&vm, Some(&vmi), Some(&failure), &config) };
+    let observed = Observed { starts: starts.to_vec(), ..observed(&vm, Some(&vmi), Some(&failure), &config) };
     let decision = decide(&observed).unwrap();
     assert_eq!(vmi_patch(&decision), Value::Null);
     assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
@@ -381,7 +383,7 @@ fn next_start_replaces_the_record_of_the_former() {
         [(&[], &[], 1), (&[2], &[], 0), (&[1, 2], &["revision-start-vm-vm-uid-1"], 0)];
     for (kept, gone, made) in table {
         let starts: Vec<Arc<StartRevision>> = kept.iter().copied().map(start).collect();
-        let decision = decide(&Observed { starts: &starts, ..observed(&vm, None, None, &config) }).unwrap();
+        let decision = decide(&Observed { starts: starts.to_vec(), ..observed(&vm, None, None, &config) }).unwrap();
         let deleted = decision.effects.iter().filter_map(|effect| match effect {
             Effect::Delete { kind: Kind::ControllerRevision, name, .. } => Some(name.as_str()),
             _ => None,
@@ -395,7 +397,8 @@ fn next_start_replaces_the_record_of_the_former() {
         assert!(creates(&decision));
         // Nothing is deleted while it runs.
         let running = instance(&vm, "Running");
-        let decision = decide(&Observed { starts: &starts, ..observed(&vm, Some(&running), None, &config) }).unwrap();
+        let decision =
+            decide(&Observed { starts: starts.to_vec(), ..observed(&vm, Some(&running), None, &config) }).unwrap();
         assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Delete { .. })));
     }
 }
@@ -488,9 +491,13 @@ fn other_claim_of_a_volume_is_a_move_or_a_restart() {
     ] {
         let (vm, vmi, starts) = moved_volume(strategy);
         let config = ClusterConfig { vm_rollout_strategy: rollout, ..ClusterConfig::default() };
-        let decision =
-            decide(&Observed { starts: &starts, claims, is_migrated, ..observed(&vm, Some(&vmi), None, &config) })
-                .unwrap();
+        let decision = decide(&Observed {
+            starts: starts.to_vec(),
+            claims: claims.clone(),
+            is_migrated,
+            ..observed(&vm, Some(&vmi), None, &config)
+        })
+        .unwrap();
         let patch = vmi_patch(&decision);
         let row = format!("{strategy:?} {rollout:?} {is_migrated}");
         assert_eq!(patch["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "new", moves, "{row} {patch}");

@@ -108,7 +108,8 @@ fn found_with(
     let config = ClusterConfig { reference_policy: policy, ..ClusterConfig::default() };
     let instancetype = if copies { Lookup::Revision(copy()) } else { Lookup::Object(class(), None) };
     let preference = kept_preference();
-    decide(&Observed { instancetype, preference, starts, ..observed(vm, instance, None, &config) }).unwrap()
+    decide(&Observed { instancetype, preference, starts: starts.to_vec(), ..observed(vm, instance, None, &config) })
+        .unwrap()
 }
 
 fn made(decision: &Decision, wanted: Kind) -> Vec<Value> {
@@ -274,7 +275,7 @@ fn only_another_instance_type_requires_a_restart() {
     other.spec.instancetype = None;
     let changed = decide(&Observed {
         preference: kept_preference(),
-        starts: &starts,
+        starts: starts.to_vec(),
         ..observed(&other, Some(&vmi), None, &ClusterConfig::default())
     })
     .unwrap();
@@ -366,7 +367,8 @@ fn policy_expand_all_deletes_the_copies_and_leaves_the_vmi_current() {
     assert_eq!(records.len(), 1);
     let restart = |vm: &VirtualMachine| {
         let config = ClusterConfig::default();
-        let decision = decide(&Observed { starts: &records, ..observed(vm, Some(&vmi), None, &config) }).unwrap();
+        let decision =
+            decide(&Observed { starts: records.to_vec(), ..observed(vm, Some(&vmi), None, &config) }).unwrap();
         status_patch(&decision)["conditions"].to_string().contains("RestartRequired")
     };
     assert!(!restart(&expanded));

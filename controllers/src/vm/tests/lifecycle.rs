@@ -250,7 +250,7 @@ fn claims_determine_the_printable_status_and_the_snapshot_reasons() {
         let claim =
             CachedClaim { phase: phase.to_owned(), storage_class: Some("local".to_owned()), ..CachedClaim::default() };
         let claims = BTreeMap::from([("known".to_owned(), Arc::new(claim))]);
-        let observed = Observed { claims: &claims, ..observed(&vm, Some(&vmi), None, &config) };
+        let observed = Observed { claims: claims.clone(), ..observed(&vm, Some(&vmi), None, &config) };
         let status = status_patch(&decide(&observed).unwrap());
         assert_eq!(status["printableStatus"], printable);
         let shown = status["volumeSnapshotStatuses"].as_array().unwrap();
@@ -302,8 +302,9 @@ fn changed_template_requires_a_restart_until_it_is_changed_back() {
     let mut vmi = instance(&vm, "Running");
     vmi.spec = start::defaulted_spec(&observed(&vm, None, None, &config), &Chosen::default(), false).unwrap();
     let starts = records(&decided(&vm, None));
-    let decided =
-        |vm: &VirtualMachine| decide(&Observed { starts: &starts, ..observed(vm, Some(&vmi), None, &config) }).unwrap();
+    let decided = |vm: &VirtualMachine| {
+        decide(&Observed { starts: starts.to_vec(), ..observed(vm, Some(&vmi), None, &config) }).unwrap()
+    };
     let mut changed = vm.clone();
     changed.metadata.generation = Some(3);
     changed.spec.template.spec.as_mut().unwrap().hostname = Some("other".to_owned());

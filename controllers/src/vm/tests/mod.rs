@@ -51,22 +51,22 @@ fn instance(vm: &VirtualMachine, phase: &str) -> VirtualMachineInstance {
     instance
 }
 
-fn observed<'a>(
-    vm: &'a VirtualMachine,
-    instance: Option<&'a VirtualMachineInstance>,
-    failure: Option<&'a Failure>,
-    config: &'a ClusterConfig,
-) -> Observed<'a> {
+fn observed(
+    vm: &VirtualMachine,
+    instance: Option<&VirtualMachineInstance>,
+    failure: Option<&Failure>,
+    config: &ClusterConfig,
+) -> Observed {
     Observed {
-        vm,
-        instance,
-        claims: &NO_CLAIMS,
+        vm: Arc::new(vm.clone()),
+        instance: instance.cloned().map(Arc::new),
+        claims: NO_CLAIMS.clone(),
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
-        starts: &[],
+        starts: Vec::new(),
         is_migrated: false,
-        config,
-        failure,
+        config: Arc::new(config.clone()),
+        failure: failure.cloned(),
         now: now(),
     }
 }

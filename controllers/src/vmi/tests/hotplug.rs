@@ -52,7 +52,13 @@ fn decided_with(
     launcher: CachedPod,
 ) -> Decision {
     let pods = [Arc::new(launcher)];
-    decide(&Observed { pods: &pods, claims, attachments, ..observed(instance) }).unwrap()
+    decide(&Observed {
+        pods: pods.to_vec(),
+        claims: claims.clone(),
+        attachments: attachments.to_vec(),
+        ..observed(instance)
+    })
+    .unwrap()
 }
 
 fn launcher() -> CachedPod {

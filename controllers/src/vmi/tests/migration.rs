@@ -65,7 +65,7 @@ fn decided_with(
     migrations: &[Arc<VirtualMachineInstanceMigration>],
 ) -> Decision {
     let pods: Vec<Arc<CachedPod>> = pods.iter().cloned().map(Arc::new).collect();
-    decide(&Observed { pods: &pods, migrations, ..observed(vmi) }).unwrap()
+    decide(&Observed { pods: pods.to_vec(), migrations: migrations.to_vec(), ..observed(vmi) }).unwrap()
 }
 
 fn deleted(decision: &Decision) -> Vec<String> {
@@ -183,7 +183,12 @@ fn attachment_pods_of_the_target_stay() {
     let attachments = [attachment("virt-launcher-m-x", "p"), attachment("virt-launcher-m-t", "t")];
     let (running, migrations) = (running(&plugged), migrations());
     let pods: Vec<Arc<CachedPod>> = [source(), target(&json!({}))].into_iter().map(Arc::new).collect();
-    let before = Observed { pods: &pods, attachments: &attachments, migrations: &migrations, ..observed(&running) };
+    let before = Observed {
+        pods: pods.to_vec(),
+        attachments: attachments.to_vec(),
+        migrations: migrations.to_vec(),
+        ..observed(&running)
+    };
     assert!(deleted(&decide(&before).unwrap()).is_empty());
     // Once the guest has moved, its volumes come from the target's pod. That of the source goes with its launcher.
     let mut change = plugged;
@@ -195,7 +200,7 @@ fn attachment_pods_of_the_target_stay() {
         let phase = if is_ended { "Succeeded" } else { "Running" };
         let left = pod(&json!({"status": {"phase": phase}}));
         let pods: Vec<Arc<CachedPod>> = [left, target(&json!({}))].into_iter().map(Arc::new).collect();
-        let after = Observed { pods: &pods, attachments: &attachments, ..observed(&vmi) };
+        let after = Observed { pods: pods.to_vec(), attachments: attachments.to_vec(), ..observed(&vmi) };
         let decision = decide(&after).unwrap();
         let entries = status_of(&decision)["volumeStatus"].clone();
         assert_eq!(entries[0]["hotplugVolume"]["attachPodUID"], "a-t");

@@ -78,20 +78,18 @@ fn ended_pod(finished: &str) -> CachedPod {
 }
 
 /// A VMI without pods.
-fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
-    static CONFIG: std::sync::LazyLock<ClusterConfig> = std::sync::LazyLock::new(ClusterConfig::default);
-    static CLAIMS: BTreeMap<String, Arc<CachedClaim>> = BTreeMap::new();
+fn observed(instance: &VirtualMachineInstance) -> Observed {
     Observed {
-        instance,
-        pods: &[],
-        warnings: &[],
-        unoffered: &[],
-        attachments: &[],
-        missing: &[],
-        migrations: &[],
-        config: &CONFIG,
-        launcher_image: "launcher:1",
-        claims: &CLAIMS,
+        instance: Arc::new(instance.clone()),
+        pods: Vec::new(),
+        warnings: Vec::new(),
+        unoffered: Vec::new(),
+        attachments: Vec::new(),
+        missing: Vec::new(),
+        migrations: Vec::new(),
+        config: Arc::default(),
+        launcher_image: "launcher:1".into(),
+        claims: BTreeMap::new(),
         limits: NamespaceLimits::default(),
         frequency: None,
         cid: None,
@@ -103,7 +101,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed<'_> {
 
 fn decided_after(instance: &VirtualMachineInstance, pods: &[CachedPod], failure: Option<&Failure>) -> Decision {
     let pods: Vec<Arc<CachedPod>> = pods.iter().cloned().map(Arc::new).collect();
-    decide(&Observed { pods: &pods, failure, ..observed(instance) }).unwrap()
+    decide(&Observed { pods: pods.to_vec(), failure: failure.cloned(), ..observed(instance) }).unwrap()
 }
 
 fn decided(instance: &VirtualMachineInstance, pods: &[CachedPod]) -> Decision {

@@ -110,8 +110,8 @@ fn pod_of_a_running_vmi_has_the_configured_annotations_for_backups() {
         let mut instance = in_phase("Running");
         instance.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
         let decision = decide(&Observed {
-            pods: &[Arc::new(pod)],
-            config: &ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() },
+            pods: vec![Arc::new(pod)],
+            config: Arc::new(ClusterConfig { skip_backup_hooks, ..ClusterConfig::default() }),
             ..observed(&instance)
         });
         let patch = patch_of(&decision.unwrap(), Kind::Pod);

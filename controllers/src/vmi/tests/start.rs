@@ -12,7 +12,7 @@ fn new_vmi_gets_its_pod_and_nothing_else_is_written() {
 /// Returns the decision about a VMI whose pods no watch shows.
 fn decided_without(instance: &VirtualMachineInstance, missing: &[&str]) -> Decision {
     let missing: Vec<String> = missing.iter().map(|uid| (*uid).to_owned()).collect();
-    decide(&Observed { missing: &missing, ..observed(instance) }).unwrap()
+    decide(&Observed { missing: missing.to_vec(), ..observed(instance) }).unwrap()
 }
 
 fn restored(decision: &Decision) -> Option<(Option<&str>, Vec<&str>)> {
@@ -214,7 +214,7 @@ fn vmi_that_depends_on_the_tsc_gets_a_frequency_before_its_pod() {
     for (change, use_emulation, frequency, hint, pod) in table {
         let instance = vmi(&change);
         let decision = decide(&Observed {
-            config: &ClusterConfig { use_emulation, ..ClusterConfig::default() },
+            config: Arc::new(ClusterConfig { use_emulation, ..ClusterConfig::default() }),
             frequency,
             ..observed(&instance)
         })
@@ -276,7 +276,7 @@ fn warning_about(reason: Option<&'static str>, seconds_ago: i64) -> Arc<PodWarni
 }
 
 fn decided_with(vmi: &VirtualMachineInstance, pod: CachedPod, warnings: &[Arc<PodWarning>]) -> Decision {
-    decide(&Observed { pods: &[Arc::new(pod)], warnings, ..observed(vmi) }).unwrap()
+    decide(&Observed { pods: vec![Arc::new(pod)], warnings: warnings.to_vec(), ..observed(vmi) }).unwrap()
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn requirement_that_no_node_offers_is_named() {
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}]}}));
     let unoffered = ["machine-type.node.kubevirt.io/pc-q35-99".to_owned()];
     let vmi = vmi(&json!({}));
-    let observed = Observed { pods: &[Arc::new(unschedulable)], unoffered: &unoffered, ..observed(&vmi) };
+    let observed = Observed { pods: vec![Arc::new(unschedulable)], unoffered: unoffered.to_vec(), ..observed(&vmi) };
     let condition = condition_in(&status_of(&decide(&observed).unwrap()), "PodScheduled");
     assert_eq!(condition["message"], "0/2 nodes are available; no node offers the machine type pc-q35-99");
 }
