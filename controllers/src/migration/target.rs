@@ -51,7 +51,7 @@ pub(super) fn attachments_of<'a>(
 }
 
 /// Returns the pod that attaches the volumes to the target pod.
-pub(super) fn attachment<'a>(observed: &'a Observed) -> Option<&'a CachedAttachment> {
+pub(super) fn attachment(observed: &Observed) -> Option<&CachedAttachment> {
     let target = observed.target()?;
     let usable = |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting();
     let usable = attachments_of(observed, target).filter(usable);

@@ -42,7 +42,7 @@ pub(super) fn restorations(observed: &Observed) -> Vec<Effect> {
 /// Returns the VMI's own pods and surplus pods. A pod whose creation was not answered in time can appear after another was
 /// created: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the
 /// migration has not ended, and so is the pod that the guest has left until it has ended or its time is over.
-pub(super) fn split_surplus<'a>(observed: &'a Observed) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
+pub(super) fn split_surplus(observed: &Observed) -> (Vec<&CachedPod>, Vec<&CachedPod>) {
     let (instance, pods) = (&observed.instance, &observed.pods);
     let status = instance.status.as_ref();
     let (targets, pods): (Vec<&CachedPod>, Vec<&CachedPod>) =
