@@ -198,7 +198,7 @@ fn drive(observed: &Observed, now: Now, decision: &mut Decision) {
     if domain.is_alive() {
         // Without grace, the phase became final while the domain runs: the domain has to end as well.
         if has_grace { stop(observed, now, decision) } else { kill(observed, now, decision) }
-    } else if !(has_grace && domain == Domain::Unclear) && !observed.is_busy(SYNC) {
+    } else if (!has_grace || domain != Domain::Unclear) && !observed.is_busy(SYNC) {
         finish(observed, now, decision);
     }
 }
