@@ -97,6 +97,10 @@ mod tests {
             self.1.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
         }
         fn config_changed(&self, _change: &ConfigChange) {}
+        fn open(&self) -> &'static str {
+            ""
+        }
+
         fn open_empty(&self) {}
         fn observe_queued(&self) -> usize {
             0

@@ -10,7 +10,7 @@ mod tests;
 mod watch;
 
 #[cfg(test)]
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::{
     fmt::Debug,
     ops::RangeInclusive,
@@ -64,6 +64,9 @@ pub(crate) struct Cache<K: Cached> {
     /// Objects that lookups returned or passed.
     #[cfg(test)]
     visited: AtomicUsize,
+    /// It was read since the last question.
+    #[cfg(test)]
+    is_read: AtomicBool,
 }
 
 impl<K: Cached> Default for Cache<K> {
@@ -74,6 +77,8 @@ impl<K: Cached> Default for Cache<K> {
             absent: Sender::new(false),
             #[cfg(test)]
             visited: AtomicUsize::new(0),
+            #[cfg(test)]
+            is_read: AtomicBool::new(false),
         }
     }
 }
@@ -268,6 +273,8 @@ impl<K: Cached> Cache<K> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Content<K>> {
+        #[cfg(test)]
+        self.is_read.store(true, Ordering::Relaxed);
         self.content.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -289,6 +296,12 @@ impl<K: Cached> Cache<K> {
     #[must_use]
     pub(crate) fn visited(&self) -> usize {
         self.visited.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the cache was read since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_read(&self) -> bool {
+        self.is_read.swap(false, Ordering::Relaxed)
     }
 }
 

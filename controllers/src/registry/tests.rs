@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     options::Options,
+    resources::{Resource, needs},
     runtime::{Answers, Kind, Metrics},
 };
 
@@ -250,4 +251,32 @@ async fn event_costs_the_same_in_a_cluster_of_any_size() {
     }
     // The test would pass if nothing were queued.
     assert!(small.cost(|caches| caches.written(Kind::VirtualMachine, vm(0, 9))).1 > 0);
+}
+
+#[tokio::test]
+async fn controllers_need_the_caches_that_they_read() {
+    let cluster = cluster(30);
+    let metadata = json!({"name": "kubevirt", "namespace": "kubevirt", "uid": "k", "resourceVersion": "1"});
+    let methods = json!({"workloadUpdateMethods": ["LiveMigrate", "Evict"]});
+    let spec = json!({"workloadUpdateStrategy": methods, "uninstallStrategy": "RemoveWorkloads"});
+    cluster.caches.kubevirts.observe(object(&json!({"metadata": metadata, "spec": spec, "status": {}})));
+    let metadata = json!({"name": "csr", "uid": "c", "resourceVersion": "1"});
+    let request = json!({"metadata": metadata, "spec": {"request": "", "signerName": "ferrovirt.io/node"}});
+    cluster.caches.requests.observe(object(&request));
+    let mut unneeded = Vec::new();
+    for controller in &cluster.controllers {
+        let name = controller.open();
+        let _ = cluster.caches.take_read();
+        assert!(controller.observe_queued() > 0, "{name}");
+        let read = cluster.caches.take_read().into_iter();
+        unneeded.extend(read.filter(|read| !controller.needs().contains(needs(&[*read]))).map(|read| (name, read)));
+    }
+    // Their changes wake the controllers, and nothing is done as long as they are missing.
+    let expected = [
+        ("certificates", Resource::ApiServices),
+        ("certificates", Resource::MutatingWebhooks),
+        ("certificates", Resource::ValidatingWebhooks),
+        ("kubevirt", Resource::Roles),
+    ];
+    assert_eq!(unneeded, expected);
 }

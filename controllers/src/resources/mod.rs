@@ -252,6 +252,20 @@ impl Caches {
         names.into_iter().filter_map(known).collect()
     }
 
+    /// Returns the resources whose caches were read since the last call.
+    #[cfg(test)]
+    pub(crate) fn take_read(&self) -> Vec<Resource> {
+        struct Read(Vec<Resource>);
+        impl declaration::Visitor for Read {
+            fn visit<D: Declaration>(&mut self, resource: Resource, cache: &Arc<Cache<D::Kept>>) {
+                self.0.extend(cache.take_read().then_some(resource));
+            }
+        }
+        let mut read = Read(Vec::new());
+        self.each(&mut read);
+        read.0
+    }
+
     /// Returns the number of objects that lookups visited so far.
     #[cfg(test)]
     pub(crate) fn visited(&self) -> usize {

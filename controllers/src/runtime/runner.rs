@@ -35,6 +35,9 @@ pub(crate) trait Run: Send + Sync {
     /// Opens the queue without the keys of the start.
     #[cfg(test)]
     fn open_empty(&self);
+    /// Queues the keys of the start.
+    #[cfg(test)]
+    fn open(&self) -> &'static str;
     /// Observes the queued keys. Returns their number.
     #[cfg(test)]
     fn observe_queued(&self) -> usize;
@@ -185,6 +188,12 @@ impl<C: Controller> Run for Runner<C> {
     #[cfg(test)]
     fn open_empty(&self) {
         self.wake.queue.open();
+    }
+
+    #[cfg(test)]
+    fn open(&self) -> &'static str {
+        self.wake.open();
+        C::NAME
     }
 
     #[cfg(test)]
