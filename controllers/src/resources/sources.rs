@@ -153,17 +153,31 @@ mod tests {
         // A leader does not wait for a resource that the cluster lacks.
         assert!(tokio::time::timeout(Duration::from_secs(1), source.catch_up()).await.is_ok());
         assert!(caches.networks.is_absent());
-        within(25, || caches.networks.get(&Key::new("n", "a")).is_some()).await;
+        within(45, || caches.networks.get(&Key::new("n", "a")).is_some()).await;
         assert!(!caches.networks.is_absent());
         within(15, || caches.networks.is_absent()).await;
         assert_eq!(caches.networks.len(), 0);
-        within(400, || caches.networks.get(&Key::new("n", "b")).is_some()).await;
+        within(900, || caches.networks.get(&Key::new("n", "b")).is_some()).await;
         let name = |name: &str| Some(name.to_owned());
         let none = (None, None);
         let expected =
             [none.clone(), none.clone(), (None, name("a")), (name("a"), None), none.clone(), none, (None, name("b"))];
         assert_eq!(*changes.lock().unwrap(), expected);
         assert!(server.requests().iter().all(|(_, path)| path == PATH));
+        task.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn optional_resource_that_cannot_be_listed_holds_nothing_back() {
+        let refused =
+            || Reply::Answer(403, json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden"}));
+        let server = Server::new(std::iter::repeat_with(refused).take(100));
+        let caches = Caches::default();
+        let source = networks(&caches, &server, false);
+        let task = tokio::spawn(source.clone().run());
+        assert!(tokio::time::timeout(Duration::from_secs(40), source.catch_up()).await.is_ok());
+        assert!(!caches.networks.is_absent());
+        assert!(server.requests().len() < 10, "each failure lengthens the pause: {:?}", server.requests());
         task.abort();
     }
 

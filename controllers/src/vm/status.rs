@@ -66,7 +66,7 @@ pub(super) fn update(
     wanted.status = Some(status);
 }
 
-/// Returns node and address of a VMI that runs: both are written together with the phase, which changes the VM's status anyway.
+/// Returns node and address of a VMI that runs. At a start they come with the phase, which changes the VM's status anyway.
 fn location(instance: &VirtualMachineInstance) -> (Option<String>, Option<String>) {
     let Some(status) = instance.status.as_ref().filter(|_| *instance.phase() == VmiPhase::Running) else {
         return (None, None);

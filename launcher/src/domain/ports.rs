@@ -91,7 +91,7 @@ impl Domain {
         let devices =
             document.root_element().children().find(|node| node.has_tag_name("devices")).ok_or_else(unreadable)?;
         let mut edits: Vec<(Range<usize>, String)> = Vec::new();
-        let mut highest = 0;
+        let mut highest = 0_u32;
         let mut fixed = Vec::new();
         for device in devices.children().filter(Node::is_element) {
             if is_placeholder(device) {
@@ -113,7 +113,7 @@ impl Domain {
                 edits.push((at..at, " hotplug='off'".to_owned()));
             }
         }
-        let more: String = (highest + 1..=MAX_INDEX)
+        let more: String = (highest.saturating_add(1)..=MAX_INDEX)
             .take(self.ports.extra)
             .map(|index| format!("<controller type='pci' index='{index}' model='pcie-root-port'/>\n"))
             .collect();

@@ -235,7 +235,8 @@ pub(crate) fn supports_direct_io(path: &Path) -> bool {
 
 /// Reports an image file whose blocks are all allocated.
 pub(crate) fn is_preallocated(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() > 0 && meta.blocks() * 512 >= meta.len())
+    std::fs::metadata(path)
+        .is_ok_and(|meta| meta.is_file() && meta.len() > 0 && meta.blocks().saturating_mul(512) >= meta.len())
 }
 
 /// Block sizes behind a disk, in bytes.

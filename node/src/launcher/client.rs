@@ -69,6 +69,14 @@ pub(crate) enum LauncherError {
 }
 
 impl LauncherError {
+    /// Names the call that was asked for, if another carried it.
+    pub(crate) fn of(mut self, name: &'static str) -> Self {
+        if let Self::Deadline { call, .. } | Self::Refused { call, .. } = &mut self {
+            *call = name;
+        }
+        self
+    }
+
     /// Returns true if the connection cannot be used any more.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::Lost(_))

@@ -5,7 +5,10 @@ use std::{any::Any, collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
-use protocol::{Done, StartJobRequest, Unary, features::Feature, start_job_request::Job};
+use protocol::{
+    Done, DumpMemoryRequest, MigrateRequest, PrepareMigrationRequest, ShutdownRequest, StartJobRequest, Unary,
+    features::Feature, start_job_request::Job,
+};
 use tonic::IntoRequest;
 
 use super::{
@@ -76,7 +79,16 @@ impl Connected {
     /// Starts a job. A launcher of an older release has a call for each.
     pub(super) async fn start(&self, job: Job) -> Answer<Done> {
         match job {
-            job if self.features.contains(&Feature::Jobs) => self.send(StartJobRequest { job: Some(job) }).await,
+            job if self.features.contains(&Feature::Jobs) => {
+                // Messages name what was asked for.
+                let call = match &job {
+                    Job::Shutdown(_) => <ShutdownRequest as Unary>::NAME,
+                    Job::MemoryDump(_) => <DumpMemoryRequest as Unary>::NAME,
+                    Job::MigrationIn(_) => <PrepareMigrationRequest as Unary>::NAME,
+                    Job::MigrationOut(_) => <MigrateRequest as Unary>::NAME,
+                };
+                self.send(StartJobRequest { job: Some(job) }).await.map_err(|error| error.of(call))
+            }
             Job::Shutdown(request) => self.send(request).await,
             Job::MemoryDump(request) => self.send(request).await,
             Job::MigrationIn(request) => self.send(request).await,

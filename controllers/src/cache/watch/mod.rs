@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::backoff;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
@@ -45,7 +46,9 @@ const RESTART_INTERVAL: Duration = Duration::from_secs(10);
 /// Wait after a list that failed.
 const RETRY: Duration = Duration::from_millis(500);
 /// Interval at which the API server is asked for a resource that it does not serve.
-const DISCOVERY: Duration = Duration::from_secs(10);
+const DISCOVERY: Duration = Duration::from_secs(20);
+/// Longest wait for a resource of other software at the start: one that cannot be listed must not hold everything else back.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which the API server must not know a resource until it counts as one that is not installed: it may be about to read
 /// its definitions.
 const ABSENT: Duration = Duration::from_secs(10);
@@ -192,7 +195,10 @@ where
     /// Waits until the resource counts as one that is not installed. Its first list never comes then.
     async fn absent(&self, resource: &str) {
         if self.presence == Presence::WhenServed {
-            return self.cache.absent().await;
+            if tokio::time::timeout(PATIENCE, self.cache.absent()).await.is_err() {
+                tracing::warn!(resource, "the resource cannot be listed, and is not waited for");
+            }
+            return;
         }
         let mut failures = Failures::default();
         loop {
@@ -241,6 +247,7 @@ where
     async fn served(&self) {
         let resource = self.api.resource_url();
         let mut unserved_since: Option<Instant> = None;
+        let (mut failures, mut in_a_row) = (Failures::default(), 0_u32);
         loop {
             match self.list_one().await {
                 Ok(()) => {
@@ -248,6 +255,7 @@ where
                     return self.cache.set_absent(false);
                 }
                 Err(error) if error.is_absent() => {
+                    in_a_row = 0;
                     let since = *unserved_since.get_or_insert_with(Instant::now);
                     let is_over = !*self.synced.borrow() || since.elapsed() >= ABSENT;
                     if is_over && !self.cache.is_absent() {
@@ -258,10 +266,12 @@ where
                 }
                 Err(error) => {
                     unserved_since = None;
-                    tracing::warn!(resource, %error, "cannot find out if the API server serves the resource");
+                    in_a_row = in_a_row.saturating_add(1);
+                    failures.record(resource, &error);
                 }
             }
-            tokio::time::sleep(if self.cache.is_absent() { DISCOVERY } else { RETRY }).await;
+            let pause = if self.cache.is_absent() { DISCOVERY } else { backoff::pause((RETRY, DISCOVERY), in_a_row) };
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -408,6 +418,7 @@ where
             let mut failures = Failures::default();
             let mut restarted: Option<Instant> = None;
             let mut limit = PAGE_TIMEOUT;
+            let began = Instant::now();
             loop {
                 let delivered = self.delivered.load(Ordering::Relaxed);
                 match self.differences(limit).await {
@@ -430,7 +441,8 @@ where
                         }
                     }
                     Err(error) => {
-                        if failures.record(resource, &error) {
+                        let is_over = self.presence == Presence::WhenServed && began.elapsed() >= PATIENCE;
+                        if failures.record(resource, &error) || is_over {
                             return log_absent(resource);
                         }
                         if matches!(error, CompareError::Timeout) {

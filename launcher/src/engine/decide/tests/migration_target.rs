@@ -93,6 +93,19 @@ fn a_domain_arrives_and_runs_only_after_its_release() {
 }
 
 #[test]
+fn a_repeated_release_does_not_resume_the_guest_twice() {
+    let mut table = complete();
+    release(&mut table, false);
+    release(&mut table, false);
+    let run = "run after migration".to_owned();
+    assert!(table.take(read(Lifecycle::Paused, "user")).contains(&run));
+    assert!(!table.take(read(Lifecycle::Paused, "user")).contains(&run), "the attempt is in progress");
+    table.take(to_in(JobInput::Resumed(Ok(()))));
+    table.take(read(Lifecycle::Running, "unpaused"));
+    assert_eq!((table.last_answer(), step(&table)), (Some(Ok(true)), MigrationStep::Moved));
+}
+
+#[test]
 fn a_guest_paused_by_the_user_is_not_resumed() {
     let mut table = complete();
     release(&mut table, true);

@@ -56,6 +56,8 @@ pub(super) struct Release {
     pub(super) next: Instant,
     /// An attempt is in progress.
     pub(super) calling: bool,
+    /// The guest was resumed: the next read decides.
+    pub(super) resumed: bool,
 }
 
 impl MigrationTarget {
@@ -190,7 +192,7 @@ impl MigrationTarget {
             let record = MigrationRecord { step: MigrationStep::Releasing.into(), ..record };
             base.effects.push(Effect::SaveMigration(Box::new(record), ChannelMode::Target));
         }
-        let release = Release { seen, paused, releases, next: base.now, calling: false };
+        let release = Release { seen, paused, releases, next: base.now, calling: false, resumed: false };
         Self { step: Step::Releasing(release), ..self }.run(base)
     }
 
@@ -213,7 +215,10 @@ impl MigrationTarget {
     /// Decides on the guest that was resumed.
     pub(super) fn on_resumed(mut self, base: &mut Base, result: Result<(), HypervisorError>) -> Self {
         match (&mut self.step, result) {
-            (Step::Releasing(_), Ok(())) => base.read_for(Self::NAME),
+            (Step::Releasing(release), Ok(())) => {
+                release.resumed = true;
+                base.read_for(Self::NAME);
+            }
             (Step::Releasing(release), Err(error)) => {
                 release.calling = false;
                 tracing::warn!(%error, "cannot resume the guest that has arrived yet");

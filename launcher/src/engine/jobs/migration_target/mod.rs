@@ -90,9 +90,14 @@ impl MigrationTarget {
     pub(crate) fn adopted(record: &MigrationRecord, now: Instant) -> Self {
         let (seen, paused) = (false, record.paused);
         let step = match record.step() {
-            MigrationStep::Releasing => {
-                Step::Releasing(Release { seen, paused, releases: Vec::new(), next: now, calling: false })
-            }
+            MigrationStep::Releasing => Step::Releasing(Release {
+                seen,
+                paused,
+                releases: Vec::new(),
+                next: now,
+                calling: false,
+                resumed: false,
+            }),
             _ => Step::Waiting(Arrival { paused, ..Arrival::default() }),
         };
         Self { migration: record.migration.clone(), wanted: None, requests: Vec::new(), step }
@@ -231,8 +236,8 @@ impl Steps for MigrationTarget {
             (Step::Opening, JobInput::MigrationOpened(Ok(()))) => Some(self.on_opened(base)),
             (Step::Opening, JobInput::MigrationOpened(Err(error))) => self.fail(base, &error),
             (Step::Waiting(_), JobInput::Read) => self.on_read(base),
-            (Step::Releasing(release), JobInput::Read) if release.calling => {
-                release.calling = false;
+            (Step::Releasing(release), JobInput::Read) if release.resumed => {
+                (release.calling, release.resumed) = (false, false);
                 self.run(base)
             }
             (_, JobInput::Resumed(result)) => Some(self.on_resumed(base, result)),
