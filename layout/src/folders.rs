@@ -58,7 +58,7 @@ pub fn cycles(source: &Crate) -> Vec<Cycle> {
     cycles
 }
 
-/// What each name uses.
+/// The names that each name uses.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the groups of names that reach each other.

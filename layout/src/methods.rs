@@ -1,6 +1,6 @@
 //! Calls between the methods of one type whose `impl` blocks lie in several files.
 //!
-//! Such files are one object: a circle of calls on `self` shows in no import.
+//! They are one object: a circle of calls on `self` shows in no import.
 
 use std::collections::{BTreeMap, BTreeSet};
 

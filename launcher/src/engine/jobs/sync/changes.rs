@@ -16,7 +16,7 @@ use crate::{
 /// The changes of a Sync.
 #[derive(Clone, Debug)]
 pub(super) struct Changes {
-    /// What remains; the first is in progress.
+    /// Steps that remain; the first is in progress.
     pub(super) steps: VecDeque<Step>,
     /// Results of items that are not as wanted.
     pub(super) items: Vec<ItemResult>,
