@@ -214,6 +214,48 @@ words! {
 }
 
 words! {
+    /// Phase of a DataVolume. CDI has further ones: a phase that is not known means that its claim is not usable yet.
+    DataVolumePhase {
+        /// Nobody has looked at it yet, or its claim cannot be made.
+        Unset = "",
+        /// There is no claim, or the claim is pending.
+        Pending = "Pending",
+        /// The claim is bound for its first consumer, and filled afterwards.
+        WaitForFirstConsumer = "WaitForFirstConsumer",
+        /// The claim is filled and bound for its first consumer.
+        PendingPopulation = "PendingPopulation",
+        /// The claim is bound and not filled yet.
+        PvcBound = "PVCBound",
+        /// The import pod is pending.
+        ImportScheduled = "ImportScheduled",
+        /// The import pod runs.
+        ImportInProgress = "ImportInProgress",
+        /// The clone waits.
+        CloneScheduled = "CloneScheduled",
+        /// The source is copied.
+        CloneInProgress = "CloneInProgress",
+        /// A snapshot becomes a volume.
+        CloneFromSnapshotSourceInProgress = "CloneFromSnapshotSourceInProgress",
+        /// The storage clones the source.
+        CsiCloneInProgress = "CSICloneInProgress",
+        /// The clone is handed over.
+        RebindInProgress = "RebindInProgress",
+        /// The upload server starts.
+        UploadScheduled = "UploadScheduled",
+        /// The upload server waits for a client.
+        UploadReady = "UploadReady",
+        /// The import waits for its next checkpoint.
+        Paused = "Paused",
+        /// The claim is filled, or will be.
+        Succeeded = "Succeeded",
+        /// The claim is lost, or its content cannot be had.
+        Failed = "Failed",
+        /// The claim is in a phase that is not known.
+        Unknown = "Unknown",
+    } default Unset
+}
+
+words! {
     /// Effect of a node drain on a VMI.
     EvictionStrategy {
         /// The VMI is shut down.

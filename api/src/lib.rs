@@ -6,6 +6,7 @@
 pub mod address;
 pub mod backup;
 pub mod boolean;
+pub mod cdi;
 pub mod clone;
 pub mod condition;
 pub mod config;
@@ -46,7 +47,8 @@ pub(crate) use boolean::is_false;
 pub use boolean::is_true;
 pub use condition::Condition;
 pub use enums::{
-    EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction, VmiPhase,
+    DataVolumePhase, EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction,
+    VmiPhase,
 };
 pub use gates::FeatureGate;
 pub use kubevirt::spec::KubeVirt;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineSpec,
-    vm::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
+    cdi::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
 };
 
 use crate::context::FieldErrors;

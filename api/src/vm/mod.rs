@@ -1,6 +1,5 @@
 //! VirtualMachine: a VM with its run strategy.
 
-pub mod data_volume;
 pub mod spec;
 pub mod status;
 

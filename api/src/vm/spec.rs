@@ -4,8 +4,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::cdi::data_volume::DataVolumeTemplateSpec;
 use crate::enums::RunStrategy;
-use crate::vm::data_volume::DataVolumeTemplateSpec;
 use crate::vmi::spec::VirtualMachineInstanceTemplateSpec;
 
 /// Run strategy and template of a VM.

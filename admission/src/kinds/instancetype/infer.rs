@@ -2,11 +2,9 @@
 
 use api::{
     VirtualMachine,
+    cdi::DataVolumeSpec,
     instancetype::matcher::{Matcher, Role},
-    vm::{
-        data_volume::DataVolumeSpec,
-        spec::{InstancetypeMatcher, PreferenceMatcher},
-    },
+    vm::spec::{InstancetypeMatcher, PreferenceMatcher},
 };
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! DataVolumes created for a VM.
+//! DataVolumes: claims that are filled with the content of a disk.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
@@ -6,8 +6,11 @@ use k8s_openapi::api::core::v1::TypedObjectReference;
 use k8s_openapi::api::core::v1::VolumeResourceRequirements;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::status::DataVolumeStatus;
 
 /// A DataVolume to create.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -34,7 +37,26 @@ pub struct DataVolumeTemplateSpec {
 pub struct DataVolumeTemplateDummyStatus {}
 
 /// Spec of a DataVolume.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[kube(
+    group = "cdi.kubevirt.io",
+    version = "v1beta1",
+    kind = "DataVolume",
+    plural = "datavolumes",
+    singular = "datavolume",
+    shortname = "dv",
+    shortname = "dvs",
+    category = "all",
+    namespaced,
+    derive = "Default",
+    derive = "PartialEq",
+    doc = "A claim that is filled with the content of a disk.",
+    status = "DataVolumeStatus",
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"The phase the data volume is in"}"#,
+    printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.progress","description":"Transfer progress in percentage if known, N/A otherwise"}"#,
+    printcolumn = r#"{"name":"Restarts","type":"integer","jsonPath":".status.restartCount","description":"The number of times the transfer has been restarted."}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
     /// Snapshots of a multi-stage import.
@@ -52,6 +74,9 @@ pub struct DataVolumeSpec {
     /// Priority class of the import pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
+    /// Service account of the import pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account_name: Option<String>,
     /// Spec of the claim, verbatim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PersistentVolumeClaimSpec>,
@@ -134,9 +159,15 @@ pub struct DataVolumeSourceHttp {
     /// ConfigMap with CA certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_config_map: Option<String>,
+    /// Checksum of the file, `algorithm:hexadecimal digits`, with md5, sha1, sha256 or sha512.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<String>,
     /// Request headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_headers: Vec<String>,
+    /// Skip verification of the server's certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub insecure_skip_verify: Option<bool>,
     /// Secrets with request headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secret_extra_headers: Vec<String>,
