@@ -79,7 +79,7 @@ fn check(path: &str, node: &Value, found: &mut Vec<String>) {
 #[test]
 fn schemas_are_structural() {
     let mut found = vec![];
-    for crd in api::crds::all().unwrap() {
+    for crd in [api::crds::all().unwrap(), api::crds::importer().unwrap()].concat() {
         let stored = crd.spec.versions.iter().find(|version| version.storage).unwrap();
         let schema = serde_json::to_value(&stored.schema).unwrap();
         check(&crd.spec.names.kind, &schema["openAPIV3Schema"], &mut found);

@@ -9,7 +9,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::{Value, json};
 
-static ALL: LazyLock<Vec<CustomResourceDefinition>> = LazyLock::new(|| api::crds::all().unwrap());
+static ALL: LazyLock<Vec<CustomResourceDefinition>> =
+    LazyLock::new(|| [api::crds::all().unwrap(), api::crds::importer().unwrap()].concat());
 
 /// Expected properties of a CRD.
 struct Row {
@@ -54,7 +55,9 @@ const BACKUP: Row = Row { group: "backup.kubevirt.io", versions: "*v1alpha1", co
 const INSTANCETYPE: Row =
     Row { group: "instancetype.kubevirt.io", versions: "*v1beta1", status: false, conversion: true, ..BASE };
 
-const ROWS: [Row; 20] = [
+const CDI: Row = Row { group: "cdi.kubevirt.io", versions: "*v1beta1", ..BASE };
+
+const ROWS: [Row; 22] = [
     Row {
         kind: "VirtualMachine",
         plural: "virtualmachines",
@@ -240,6 +243,14 @@ const ROWS: [Row; 20] = [
         ..BASE
     },
     Row {
+        kind: "DataVolume",
+        plural: "datavolumes",
+        short_names: &["dv", "dvs"],
+        columns: &[PHASE, "Progress string .status.progress", "Restarts integer .status.restartCount", AGE],
+        ..CDI
+    },
+    Row { kind: "DataSource", plural: "datasources", short_names: &["das"], status: false, ..CDI },
+    Row {
         kind: "Plugin",
         plural: "plugins",
         group: "plugin.kubevirt.io",
@@ -298,7 +309,11 @@ fn differences(row: &Row, crd: &CustomResourceDefinition) -> Vec<String> {
     same("scope", json!(spec.scope), json!(if row.namespaced { "Namespaced" } else { "Cluster" }));
     let strategy = spec.conversion.as_ref().map(|conversion| conversion.strategy.as_str());
     same("conversion", json!(strategy), json!(row.conversion.then_some("None")));
-    let label = if row.kind == "KubeVirt" { "operator.kubevirt.io" } else { "kubevirt.io" };
+    let label = match (row.kind, row.group) {
+        ("KubeVirt", _) => "operator.kubevirt.io",
+        (_, "cdi.kubevirt.io") => "ferrovirt.io/importer",
+        _ => "kubevirt.io",
+    };
     same("labels", json!(crd.metadata.labels), json!({label: ""}));
     same("keeping unknown fields", json!(spec.preserve_unknown_fields.unwrap_or_default()), json!(false));
 

@@ -52,9 +52,9 @@ pub struct DataVolumeTemplateDummyStatus {}
     derive = "PartialEq",
     doc = "A claim that is filled with the content of a disk.",
     status = "DataVolumeStatus",
-    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"The phase the data volume is in"}"#,
-    printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.progress","description":"Transfer progress in percentage if known, N/A otherwise"}"#,
-    printcolumn = r#"{"name":"Restarts","type":"integer","jsonPath":".status.restartCount","description":"The number of times the transfer has been restarted."}"#,
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.progress"}"#,
+    printcolumn = r#"{"name":"Restarts","type":"integer","jsonPath":".status.restartCount"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]

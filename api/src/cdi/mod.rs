@@ -63,4 +63,6 @@ pub mod label {
     pub const COMPONENT: &str = "cdi.kubevirt.io";
     /// UID of the claim for which a temporary object was made.
     pub const OWNED_BY: &str = "cdi.kubevirt.io/OwnedByUID";
+    /// Marks the definitions that the importer brought, as opposed to those of CDI.
+    pub const DEFINITION: &str = "ferrovirt.io/importer";
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 mod backup;
+mod cdi;
 mod clone;
 mod export;
 mod instancetype;
@@ -92,7 +93,13 @@ fn embedded_metadata() -> Value {
 /// Generator of the CRDs of a group.
 type Group = fn() -> Result<Vec<CustomResourceDefinition>, CrdError>;
 
-/// Returns all CRDs of this version in the order of installation.
+/// Returns the CRDs of the importer in the order of installation. CDI has them, too: they are neither in the chart nor in [`all`],
+/// and are applied only where they are absent. Label [`DEFINITION`](crate::cdi::label::DEFINITION) marks those that are ours.
+pub fn importer() -> Result<Vec<CustomResourceDefinition>, CrdError> {
+    cdi::definitions()
+}
+
+/// Returns all CRDs of the chart in the order of installation.
 pub fn all() -> Result<Vec<CustomResourceDefinition>, CrdError> {
     let groups: &[Group] = &[
         kubevirt::definitions,
