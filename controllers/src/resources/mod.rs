@@ -9,6 +9,8 @@ pub(crate) mod bundle_carriers;
 pub(crate) mod certificate_requests;
 pub(crate) mod claims;
 pub(crate) mod config_maps;
+mod data_sources;
+mod data_volumes;
 mod declaration;
 pub(crate) mod instancetype_revisions;
 pub(crate) mod instancetypes;
@@ -38,7 +40,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    VirtualMachineInstanceReplicaSet, instancetype::MatchedKind, owner,
+    VirtualMachineInstanceReplicaSet,
+    cdi::{DataSource, DataVolume},
+    instancetype::MatchedKind,
+    owner,
 };
 use k8s_openapi::api::{
     certificates::v1::CertificateSigningRequest,
@@ -136,6 +141,10 @@ resources! {
     nodes: CachedNode as Nodes,
     /// Persistent volume claims.
     claims: CachedClaim as Claims,
+    /// DataVolumes.
+    data_volumes: DataVolume as DataVolumes,
+    /// DataSources.
+    data_sources: DataSource as DataSources,
     /// Resource quotas.
     quotas: CachedQuota as Quotas,
     /// NetworkAttachmentDefinitions.

@@ -47,6 +47,10 @@ pub(crate) enum Kind {
     ValidatingWebhooks,
     /// `rbac.authorization.k8s.io/v1` ClusterRole.
     ClusterRole,
+    /// `cdi.kubevirt.io/v1beta1` DataVolume.
+    DataVolume,
+    /// `cdi.kubevirt.io/v1beta1` DataSource.
+    DataSource,
 }
 
 impl Kind {
@@ -79,6 +83,8 @@ impl Kind {
                 ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
             }
             Self::ClusterRole => ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles"),
+            Self::DataVolume => ("cdi.kubevirt.io/v1beta1", "DataVolume", "datavolumes"),
+            Self::DataSource => ("cdi.kubevirt.io/v1beta1", "DataSource", "datasources"),
         }
     }
 
