@@ -1,5 +1,22 @@
 //! virt-importer fills the claim of a DataVolume from its source.
 //!
-//! [`task`] is the contract with virt-controller, which starts the program in an import pod.
+//! [`task`] is the contract with virt-controller, which starts the program in an import pod. [`import()`] carries a task out.
 
+mod archive;
+mod checksum;
+mod compression;
+mod disk;
+mod error;
+pub mod format;
+mod http;
+mod import;
+mod meter;
+mod nbd;
+mod qemu;
+mod spool;
 pub mod task;
+
+pub use error::ImportError;
+pub use http::SourceError;
+pub use import::{Places, import};
+pub use meter::Meter;
