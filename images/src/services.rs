@@ -106,7 +106,7 @@ fn service(name: &str) -> Option<Service> {
         },
         "toolbox" => Service {
             description: "busybox, and what behaves badly, for tests inside a cluster",
-            binaries: &["hanging-mount", "hostile-launcher"],
+            binaries: &["hanging-mount", "hostile-launcher", "image-server"],
             entrypoint: None,
             user: None,
             packages: &["base-files", "busybox-static", "libc6", "libgcc-s1"],
