@@ -20,7 +20,7 @@ use self::{
 };
 pub(crate) use self::{
     migrations::{During, migration_rows, prepare, run_migrations},
-    processes::{ATTACHMENT_POD, Ends, Holder, Process, STOP_DAEMON, Victim, one_pod, silence},
+    processes::{ATTACHMENT_POD, Ends, Holder, Process, STOP_DAEMON, Victim, kill_leader, one_pod, silence},
 };
 use crate::{live_resize::run, moves::console, rows::chosen};
 

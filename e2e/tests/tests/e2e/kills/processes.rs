@@ -182,7 +182,7 @@ impl<'a> Ends<'a> {
 }
 
 /// Kills the leading virt-controller.
-async fn kill_leader(s: &Story) -> Result<()> {
+pub(crate) async fn kill_leader(s: &Story) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(s.client.clone(), "kubevirt");
     let leader = leases.get("virt-controller").await?.spec.and_then(|spec| spec.holder_identity);
     s.kill_installed(&leader.context("no leader")?, "virt-controller").await
