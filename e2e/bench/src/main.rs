@@ -9,6 +9,7 @@
 mod actions;
 mod changes;
 mod consoles;
+mod imports;
 mod lane;
 mod memory;
 mod migration;
@@ -42,8 +43,11 @@ struct Options {
     /// Measure only migrations, which need a cluster of two nodes
     #[arg(long, conflicts_with_all = ["reviews", "consoles"])]
     migrations: bool,
+    /// Measure only imports and clones of disks
+    #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations"])]
+    imports: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -51,12 +55,16 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 14] = [
+const TARGETS: [(&str, f64); 18] = [
     ("vmi_running_over_pod", 1.5),
     ("delete_less_pod_delete_s", 0.5),
     ("restart_less_stop_and_start_s", 0.3),
     ("restart_less_full_stop_and_start_s", 0.3),
     ("volume_in_guest_over_pod_with_claim", 2.0),
+    ("import_registry_over_convert", 1.3),
+    ("import_http_over_wget", 1.5),
+    ("vm_with_clone_over_claim", 1.5),
+    ("import_pod_rss_mib", 64.0),
     ("outside_qemu_pss_mib", 25.0),
     ("launcher_supervisor_pss_mib", 3.0),
     ("virt_api_rss_mib", 23.8),
@@ -88,6 +96,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if options.imports {
+        story("imports", async |s| imports::measure(s, options.rounds, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, options.scale_divisor, &mut figures).await;
@@ -112,6 +126,7 @@ fn main() -> Result<()> {
         start::measure_ten(s, &mut figures).await?;
         actions::measure(s, options.rounds, &mut figures).await?;
         changes::measure(s, options.rounds, &mut figures).await?;
+        imports::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
         migration::measure(s, options.rounds, &mut figures).await?;
         // Remaining VMIs are deleted meanwhile: removing a pod costs more CPU time than the reviews.
@@ -138,6 +153,9 @@ fn compare(figures: &mut Figures) {
         ("restart_less_stop_and_start_s", restart_less("stop_s")),
         ("restart_less_full_stop_and_start_s", restart_less("stop_until_startable_s")),
         ("volume_in_guest_over_pod_with_claim", ratio("volume_in_guest_s", "pod_with_claim_running_s")),
+        ("import_registry_over_convert", ratio("import_registry_s", "convert_s")),
+        ("import_http_over_wget", ratio("import_http_s", "wget_s")),
+        ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
         ("migration_over_plain", ratio("migration_s", "plain_migration_s")),
         ("migration_begin_over_pod", ratio("migration_begin_s", "pod_beside_migration_running_s")),

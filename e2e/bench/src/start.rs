@@ -145,7 +145,7 @@ pub(crate) async fn pod(story: &Story, name: &str, create: impl Future<Output = 
 }
 
 /// Returns true for a pod or VMI in phase Running.
-fn is_running(object: Option<&DynamicObject>) -> bool {
+pub(crate) fn is_running(object: Option<&DynamicObject>) -> bool {
     object.is_some_and(|object| object.data["status"]["phase"] == "Running")
 }
 
