@@ -129,6 +129,10 @@ STEPS = {
             before="within 180 has vm/box '{.status.memoryDumpRequest.phase}' Completed", shows="Completed"
         ),
     },
+    "disks": {
+        "kubectl get datavolumes": Step(before="within 60 kubectl get datavolume web-root", shows="web-root"),
+        "kubectl virt console web": Step(before="booted web", run="in_guest web secret 'test $(hostname) = web'"),
+    },
     "images": {
         "kubectl virt console lasting": Step(before="booted lasting", run="in_guest lasting secret 'test $(hostname) = lasting'"),
     },
