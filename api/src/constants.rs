@@ -409,6 +409,8 @@ pub mod reason {
     pub const AUTO_MIGRATION_PENDING: &str = "AutoMigrationPending";
     /// Only a migration brings the pod in line with the VMI.
     pub const AUTO_MIGRATION_DUE_TO_LIVE_UPDATE: &str = "AutoMigrationDueToLiveUpdate";
+    /// DataVolumesReady: a DataVolume is not usable.
+    pub const NOT_ALL_DATA_VOLUMES_READY: &str = "NotAllDVsReady";
     /// Unpaused gate: the guest runs.
     pub const NOT_PAUSED: &str = "NotPaused";
     /// Unpaused gate: the guest is paused.
@@ -463,6 +465,18 @@ pub mod event {
     pub const UTILITY_VOLUME_MIGRATION_PENDING: &str = "UtilityVolumeMigrationPending";
     /// virt-handler of a node is unresponsive.
     pub const NODE_UNRESPONSIVE: &str = "NodeUnresponsive";
+    /// A DataVolume was created.
+    pub const SUCCESSFUL_DATA_VOLUME_CREATE: &str = "SuccessfulDataVolumeCreate";
+    /// A DataVolume could not be created.
+    pub const FAILED_DATA_VOLUME_CREATE: &str = "FailedDataVolumeCreate";
+    /// The service account of a VM must not clone the source of a DataVolume.
+    pub const UNAUTHORIZED_DATA_VOLUME_CREATE: &str = "UnauthorizedDataVolumeCreate";
+    /// A DataVolume could not be filled.
+    pub const FAILED_DATA_VOLUME_IMPORT: &str = "FailedDataVolumeImport";
+    /// A DataVolume was deleted because its source is gone, and is created from another one. KubeVirt has no such event.
+    pub const DATA_VOLUME_REPLACED: &str = "DataVolumeReplaced";
+    /// The source of a DataVolume does not exist yet. The reference spells it so.
+    pub const SOURCE_PVC_NOT_AVAILABLE: &str = "SourcePVCNotAvailabe";
 }
 
 /// Extended resources of virt-handler's device plugins.

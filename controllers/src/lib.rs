@@ -7,6 +7,7 @@ mod attachment_pod;
 mod budgets;
 mod cache;
 mod certificates;
+mod clone_source;
 mod evacuation;
 mod inventory;
 mod kubevirt;

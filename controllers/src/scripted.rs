@@ -25,6 +25,7 @@ pub(crate) struct Server {
     script: Arc<Mutex<VecDeque<Reply>>>,
     requests: Arc<Mutex<Vec<(Method, String)>>>,
     dry_runs: Arc<Mutex<Vec<bool>>>,
+    bodies: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Server {
@@ -41,7 +42,11 @@ impl Server {
             let called = (request.method().clone(), request.uri().path().to_owned());
             let query = request.uri().query().unwrap_or_default();
             server.dry_runs.lock().unwrap().push(query.split('&').any(|part| part == "dryRun=All"));
-            async move { server.answer(called).await }
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                server.bodies.lock().unwrap().push(serde_json::from_slice(&body).unwrap_or_default());
+                server.answer(called).await
+            }
         });
         Client::new(service, "default")
     }
@@ -54,6 +59,11 @@ impl Server {
     /// Returns which of the requests so far were dry runs.
     pub(crate) fn dry_runs(&self) -> Vec<bool> {
         self.dry_runs.lock().unwrap().clone()
+    }
+
+    /// Returns the bodies of the requests so far, null for those without JSON.
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.bodies.lock().unwrap().clone()
     }
 
     async fn answer(&self, request: (Method, String)) -> Result<Response<Body>, std::convert::Infallible> {

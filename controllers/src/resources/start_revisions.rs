@@ -225,12 +225,17 @@ pub(crate) struct StartRevision {
     pub metadata: ObjectMeta,
     /// The template at that start, if the record can be read.
     pub template: Option<TemplateDigests>,
+    /// Names of the DataVolumes of the VM at that start.
+    pub data_volumes: Vec<String>,
 }
 
 impl From<ControllerRevision> for StartRevision {
     fn from(revision: ControllerRevision) -> Self {
         let data = revision.data.map(|data| data.0).unwrap_or_default();
-        Self { metadata: slim(revision.metadata), template: read(data) }
+        let templates = data[SPEC]["dataVolumeTemplates"].as_array();
+        let name = |template: &Value| template["metadata"]["name"].as_str().map(str::to_owned);
+        let data_volumes = templates.into_iter().flatten().filter_map(name).collect();
+        Self { metadata: slim(revision.metadata), template: read(data), data_volumes }
     }
 }
 
@@ -356,6 +361,21 @@ mod tests {
             (json!({"name": "b", "persistentVolumeClaim": {"claimName": "c"}}), vec![Group::Volumes, Group::Claims]),
         ] {
             assert_eq!(present.differences(&spec(volume.clone())), groups, "{volume}");
+        }
+    }
+
+    #[test]
+    fn record_names_the_data_volumes_of_the_start() {
+        for (templates, names) in [
+            (json!([{"metadata": {"name": "root"}}, {"metadata": {}}, 7]), vec!["root"]),
+            (json!(null), vec![]),
+            (json!("root"), vec![]),
+        ] {
+            let revision = json!({
+                "metadata": {"name": "r"}, "revision": 1, "data": {"spec": {"dataVolumeTemplates": templates}},
+            });
+            let record = StartRevision::from(serde_json::from_value::<ControllerRevision>(revision).unwrap());
+            assert_eq!(record.data_volumes, names, "{templates}");
         }
     }
 

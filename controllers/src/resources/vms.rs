@@ -29,6 +29,10 @@ pub(crate) enum VmIndex {
     HasInstancetype,
     /// VMs with condition Failure.
     Failing,
+    /// VMs with DataVolumes in templates or volumes.
+    HasDataVolumes,
+    /// DataSource that a template of the VM names, while the VM has condition Failure.
+    WaitsFor(Key),
 }
 
 impl Cached for VirtualMachine {
@@ -56,6 +60,10 @@ impl Cached for VirtualMachine {
         }
         if self.condition(condition::FAILURE).is_some() {
             indices.push(VmIndex::Failing);
+            indices.extend(data_sources(self).map(VmIndex::WaitsFor));
+        }
+        if data_volume_names(self).next().is_some() {
+            indices.push(VmIndex::HasDataVolumes);
         }
         indices
     }
@@ -72,8 +80,29 @@ pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl In
     if kind.is_cluster_wide() { Key::cluster_wide(name) } else { Key::new(namespace, name) }
 }
 
-/// Returns the names of the claims behind the template's volumes.
+/// Returns the names of the claims behind the template's volumes and those of the VM's DataVolumes.
 pub(crate) fn claim_names(vm: &VirtualMachine) -> Vec<String> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
-    volumes.filter_map(claim_name).map(str::to_owned).collect()
+    volumes.filter_map(claim_name).chain(templated(vm)).map(str::to_owned).collect()
+}
+
+/// Returns the names of the DataVolumes of a VM's templates.
+pub(crate) fn templated(vm: &VirtualMachine) -> impl Iterator<Item = &str> {
+    vm.spec.data_volume_templates.iter().filter_map(|template| template.metadata.name.as_deref())
+}
+
+/// Returns the names of the DataVolumes of a VM's templates and volumes. Some occur twice.
+pub(crate) fn data_volume_names(vm: &VirtualMachine) -> impl Iterator<Item = &str> {
+    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    templated(vm).chain(volumes.filter_map(|volume| Some(volume.data_volume.as_ref()?.name.as_str())))
+}
+
+/// Returns the DataSources that the templates of a VM name.
+fn data_sources(vm: &VirtualMachine) -> impl Iterator<Item = Key> {
+    let own = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let references = vm.spec.data_volume_templates.iter().filter_map(|template| template.spec.source_ref.as_ref());
+    references.map(move |reference| {
+        let namespace = reference.namespace.as_deref().filter(|name| !name.is_empty()).unwrap_or(own);
+        Key::new(namespace, reference.name.as_str())
+    })
 }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use api::constants::event;
 use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -11,6 +12,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(crate) use daemon::events::Event;
+
+use super::executor::DataVolumeCreation;
 
 /// Kinds of objects that controllers write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -176,6 +179,14 @@ pub(crate) enum Effect {
         /// Events.
         options: WriteOptions,
     },
+    /// Creates a DataVolume of a VM. A reference to a DataSource is replaced by the source that it names, and the right to clone a
+    /// source of another namespace is checked.
+    CreateDataVolume {
+        /// The DataVolume, and the service account whose rights count.
+        creation: Box<DataVolumeCreation>,
+        /// Events.
+        options: WriteOptions,
+    },
     /// Changes an object by a patch, on condition that it is still the version that was observed.
     Patch {
         /// Its kind.
@@ -263,6 +274,17 @@ impl Effect {
         Ok(Self::Create { kind, namespace: namespace.map(str::to_owned), object, options: WriteOptions::default() })
     }
 
+    /// Returns the creation of a DataVolume of a VM.
+    pub(crate) fn create_data_volume(creation: DataVolumeCreation) -> Self {
+        let created = "Created DataVolume {name}";
+        let options = WriteOptions {
+            success: Some(Event::normal(creation.regarding.clone(), event::SUCCESSFUL_DATA_VOLUME_CREATE, created)),
+            failure_reason: Some(event::FAILED_DATA_VOLUME_CREATE),
+            ..WriteOptions::default()
+        };
+        Self::CreateDataVolume { creation: Box::new(creation), options }
+    }
+
     /// Returns the change from `old` to `new`, two versions of one object, or `None` when they are equal.
     pub(crate) fn change<T: Serialize + Resource>(
         kind: Kind,
@@ -340,6 +362,7 @@ impl Effect {
     fn options_mut(&mut self) -> Option<&mut WriteOptions> {
         match self {
             Self::Create { options, .. }
+            | Self::CreateDataVolume { options, .. }
             | Self::Patch { options, .. }
             | Self::Delete { options, .. }
             | Self::Evict { options, .. } => Some(options),

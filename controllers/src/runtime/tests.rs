@@ -1,5 +1,7 @@
 //! Tests of the runtime over a scripted API server.
 
+mod data_volumes;
+
 use std::{
     sync::{
         Arc, Mutex,

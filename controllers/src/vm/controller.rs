@@ -1,24 +1,26 @@
 //! The VM controller: its watches and observations.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     VirtualMachine, VirtualMachineInstanceMigration,
+    cdi::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
     instancetype::{MatchedKind, matcher::Role},
     owner,
 };
 use daemon::config::ConfigHandle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Observed, lookup::look_up};
+use super::{Observed, data_volumes::Source, lookup::look_up};
 use crate::{
     cache::Key,
+    clone_source::concrete,
     resources::{
         Caches, Resource,
         migrations::{MigrationIndex, vmi_key},
         needs,
         start_revisions::StartRevisionIndex,
-        vms::{VmIndex, claim_names, instancetype_key},
+        vms::{VmIndex, claim_names, data_volume_names, instancetype_key},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -44,6 +46,8 @@ impl Controller for Vms {
         Resource::Vmis,
         Resource::Migrations,
         Resource::Claims,
+        Resource::DataVolumes,
+        Resource::DataSources,
         Resource::Namespaces,
         Resource::Instancetypes,
         Resource::ClusterInstancetypes,
@@ -78,6 +82,7 @@ impl Controller for Vms {
                 present.or(former).into_iter().flat_map(|claim| vms.keys_by(&VmIndex::Claim(Key::of(&claim.metadata)))),
             );
         });
+        watch_data_volumes(caches, wake);
         for kind in MatchedKind::ALL {
             let (woken, vms) = (wake.clone(), caches.vms.clone());
             caches.instancetypes(kind).listen(move |(_, present)| {
@@ -125,11 +130,17 @@ impl Controller for Vms {
             };
             look_up(&vm, role, revision, object)
         };
+        let data_volume =
+            |name: &str| Some((name.to_owned(), caches.data_volumes.get(&Key::new(key.namespace.clone(), name))?));
+        let data_volumes: BTreeMap<_, _> = data_volume_names(&vm).filter_map(data_volume).collect();
         let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
         Some(Observed {
             instance: caches.vmis.get(key),
             is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
             claims: caches.claims_named(&key.namespace, claim_names(&vm)),
+            sources: sources(caches, &vm),
+            data_volumes,
+            serves_data_volumes: !caches.data_volumes.is_absent(),
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
             starts: starts.unwrap_or_default(),
@@ -151,4 +162,41 @@ impl Controller for Vms {
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
         super::decide(observed)
     }
+}
+
+/// Wakes VMs when their DataVolumes change, when the DataSource that one waits for does, and when the kinds appear or go.
+fn watch_data_volumes(caches: &Arc<Caches>, wake: &Wake) {
+    let (woken, vms) = (wake.clone(), caches.vms.clone());
+    caches.data_volumes.listen(move |(former, present)| match present.or(former) {
+        Some(changed) => woken.keys(vms.keys_by(&VmIndex::Claim(Key::of(&changed.metadata)))),
+        None => vms.keys_by(&VmIndex::HasDataVolumes).into_iter().for_each(|key| woken.retry(key)),
+    });
+    let (woken, vms) = (wake.clone(), caches.vms.clone());
+    caches.data_sources.listen(move |(former, present)| {
+        let waiting = present.or(former).map(|changed| vms.keys_by(&VmIndex::WaitsFor(Key::of(&changed.metadata))));
+        waiting.into_iter().flatten().for_each(|key| woken.retry(key));
+    });
+}
+
+/// Returns the source of the DataVolume of a template.
+fn source(caches: &Caches, own: &str, template: &DataVolumeTemplateSpec) -> Option<DataVolumeImportSource> {
+    let Some(reference) = &template.spec.source_ref else { return template.spec.source.clone() };
+    let namespace = reference.namespace.as_deref().filter(|name| !name.is_empty()).unwrap_or(own);
+    concrete(&*caches.data_sources.get(&Key::new(namespace, reference.name.as_str()))?)
+}
+
+/// Returns the sources of the DataVolumes of a VM's templates.
+fn sources(caches: &Caches, vm: &VirtualMachine) -> BTreeMap<String, Source> {
+    let own = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let of = |template: &DataVolumeTemplateSpec| {
+        let source = source(caches, own, template)?;
+        let absent_claim = source.pvc.as_ref().filter(|claim| {
+            let namespace = Some(claim.namespace.as_str()).filter(|name| !name.is_empty()).unwrap_or(own);
+            caches.claims.get(&Key::new(namespace, claim.name.as_str())).is_none()
+        });
+        let absent_claim = absent_claim.map(|claim| claim.name.clone());
+        let is_referenced = template.spec.source_ref.is_some();
+        Some((template.metadata.name.clone()?, Source { source, absent_claim, is_referenced }))
+    };
+    vm.spec.data_volume_templates.iter().filter_map(of).collect()
 }

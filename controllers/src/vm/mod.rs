@@ -10,6 +10,7 @@
 mod backoff;
 mod chosen;
 mod controller;
+mod data_volumes;
 mod hotplug;
 mod instancetype;
 mod live;
@@ -30,6 +31,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
+    cdi::DataVolume,
     config::ClusterConfig,
     constants::{condition, event, finalizer},
     owner,
@@ -39,7 +41,7 @@ use api::{
 use jiff::Timestamp;
 
 pub(crate) use self::controller::Vms;
-use self::{chosen::Chosen, instancetype::Settled, lookup::Lookup, run_strategy::Action};
+use self::{chosen::Chosen, data_volumes::DataVolumes, instancetype::Settled, lookup::Lookup, run_strategy::Action};
 use crate::{
     owned_vmis::{adopt, delete_vmi},
     resources::{claims::CachedClaim, start_revisions::StartRevision},
@@ -58,6 +60,12 @@ pub(crate) struct Observed {
     pub instance: Option<Arc<VirtualMachineInstance>>,
     /// Claims of the namespace that the template names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// DataVolumes that its templates and volumes name.
+    pub data_volumes: BTreeMap<String, Arc<DataVolume>>,
+    /// The cluster has DataVolumes.
+    pub serves_data_volumes: bool,
+    /// Sources of the DataVolumes of its templates.
+    pub sources: BTreeMap<String, data_volumes::Source>,
     /// The instance type it names.
     pub instancetype: Lookup,
     /// The preference it names.
@@ -105,6 +113,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
         decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
     }
     let chosen = chosen::chosen(observed);
+    let data_volumes = DataVolumes::of(observed);
     let mut failed_instance_restarts = false;
     if vm.metadata.deletion_timestamp.is_none() {
         match observed.instance.as_deref() {
@@ -128,23 +137,29 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
                     return Ok(decision);
                 }
                 let start = settled.and(chosen.as_ref().map_err(Clone::clone));
-                let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &mut decision)?;
+                data_volumes::synchronize(observed, owned, &data_volumes, &mut decision);
+                let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &data_volumes, &mut decision)?;
                 if let Err(error) = &start {
                     report(vm, error, lookup::event_message(error), &mut decision);
                 }
-                error = failure.or(start.err());
+                error = failure.or(start.err()).or_else(|| data_volumes.error(observed));
                 failed_instance_restarts = restarts;
             }
         }
     }
 
     // The effects change the status soon: one write then instead of two.
-    let changes_instance = decision.effects.iter().any(|effect| {
-        matches!(effect, Effect::Create { kind: Kind::Instance, .. } | Effect::Delete { kind: Kind::Instance, .. })
+    let changes_instance = decision.effects.iter().any(|effect| match effect {
+        Effect::Create { kind, .. } | Effect::Delete { kind, .. } => *kind == Kind::Instance,
+        _ => false,
     });
+    // The creation of a DataVolume for an existing claim may be refused, and then changes nothing.
+    let creates =
+        |effect: &Effect| matches!(effect, Effect::CreateDataVolume { creation, .. } if !creation.adopts_claim);
+    let changes_soon = changes_instance || decision.effects.iter().any(creates);
     // A failed start is counted before its VMI is deleted: a VMI without a pod disappears at once.
     let counts = owned.is_some_and(|instance| *instance.phase() == VmiPhase::Failed);
-    if changes_instance && error.is_none() && !counts {
+    if changes_soon && error.is_none() && !counts {
         return Ok(decision);
     }
     let template = owned.and_then(|_| start::template(observed, &chosen.ok()?));
@@ -153,7 +168,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
         error = error.or(refused);
     }
     let mut wanted = vm.clone();
-    status::update(observed, owned, error.as_ref(), template.as_ref(), &mut wanted);
+    status::update(observed, owned, error.as_ref(), template.as_ref(), &data_volumes, &mut wanted);
     if vm.metadata.deletion_timestamp.is_none() {
         memory_dump::update(observed, owned, &mut wanted, &mut decision)?;
     }
@@ -223,6 +238,7 @@ fn synchronize(
     observed: &Observed,
     owned: Option<&VirtualMachineInstance>,
     chosen: Result<&&Chosen, &SyncError>,
+    data_volumes: &DataVolumes,
     decision: &mut Decision,
 ) -> Result<(Option<SyncError>, bool), serde_json::Error> {
     let vm = &*observed.vm;
@@ -256,6 +272,7 @@ fn synchronize(
             decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
             Ok((None, false))
         }
+        Action::Start { .. } if !data_volumes.permit_start() => Ok((None, false)),
         Action::Start { paused } => match chosen {
             Ok(chosen) => Ok((start_instance(observed, chosen, paused, decision)?, false)),
             Err(error) => Ok((Some(error.clone()), false)),

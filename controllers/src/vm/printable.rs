@@ -6,7 +6,7 @@ use api::{
     vm::status::VirtualMachineStartFailure,
 };
 
-use super::{SyncError, backoff, run_strategy};
+use super::{SyncError, backoff, data_volumes::DataVolumes, run_strategy};
 
 /// `error`: it shows in condition Failure.
 pub(super) fn status(
@@ -14,6 +14,7 @@ pub(super) fn status(
     instance: Option<&VirtualMachineInstance>,
     start_failure: Option<&VirtualMachineStartFailure>,
     unbound_claim: bool,
+    data_volumes: &DataVolumes,
     error: Option<&SyncError>,
 ) -> PrintableStatus {
     if vm.metadata.deletion_timestamp.is_some() {
@@ -21,7 +22,13 @@ pub(super) fn status(
     }
     let must_run = run_strategy::must_run(vm, instance);
     if let Some(instance) = instance.filter(|instance| !instance.is_final()) {
-        return live(instance, must_run && unbound_claim);
+        return live(instance, must_run && unbound_claim, data_volumes);
+    }
+    if data_volumes.fail(must_run) {
+        return PrintableStatus::DataVolumeError;
+    }
+    if data_volumes.are_provisioned(must_run) {
+        return PrintableStatus::Provisioning;
     }
     if must_run && unbound_claim {
         return PrintableStatus::WaitingForVolumeBinding;
@@ -37,7 +44,7 @@ pub(super) fn status(
     PrintableStatus::Stopped
 }
 
-fn live(instance: &VirtualMachineInstance, waits_for_volume: bool) -> PrintableStatus {
+fn live(instance: &VirtualMachineInstance, waits_for_volume: bool, data_volumes: &DataVolumes) -> PrintableStatus {
     if instance.is_deleting() {
         return PrintableStatus::Stopping;
     }
@@ -58,8 +65,14 @@ fn live(instance: &VirtualMachineInstance, waits_for_volume: bool) -> PrintableS
     if refused(condition::SYNCHRONIZED, reason::FAILED_PVC_NOT_FOUND) {
         return PrintableStatus::ErrorPvcNotFound;
     }
-    if refused(condition::POD_SCHEDULED, reason::UNSCHEDULABLE) {
+    if data_volumes.fail(false) {
+        return PrintableStatus::DataVolumeError;
+    }
+    if !data_volumes.are_filled() && refused(condition::POD_SCHEDULED, reason::UNSCHEDULABLE) {
         return PrintableStatus::ErrorUnschedulable;
+    }
+    if data_volumes.are_provisioned(false) {
+        return PrintableStatus::Provisioning;
     }
     if waits_for_volume {
         return PrintableStatus::WaitingForVolumeBinding;

@@ -39,7 +39,8 @@ fn head(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
     vm.status.as_ref()?.state_change_requests.first()
 }
 
-fn start_request(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
+/// Returns the first request if it is one to start.
+pub(super) fn start_request(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
     head(vm).filter(|request| request.action == StateChangeAction::Start)
 }
 

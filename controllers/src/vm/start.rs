@@ -26,9 +26,6 @@ const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396
 /// The error of a VM that cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StartError {
-    /// The VM has DataVolume templates.
-    #[error("dataVolumeTemplates are not supported")]
-    DataVolumeTemplates,
     /// The template has no spec.
     #[error("spec.template.spec is missing")]
     NoSpec,
@@ -45,9 +42,6 @@ pub(super) fn instance(
     paused: bool,
     trace: Option<TraceParent>,
 ) -> Result<VirtualMachineInstance, StartError> {
-    if !vm.spec.data_volume_templates.is_empty() {
-        return Err(StartError::DataVolumeTemplates);
-    }
     let name = vm.metadata.name.clone().unwrap_or_default();
     let template = &vm.spec.template;
     let mut spec = template.spec.clone().ok_or(StartError::NoSpec)?;

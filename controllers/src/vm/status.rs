@@ -12,7 +12,9 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    Observed, SyncError, backoff, printable,
+    Observed, SyncError, backoff,
+    data_volumes::DataVolumes,
+    printable,
     restart::{self, Template},
     run_strategy,
 };
@@ -33,6 +35,7 @@ pub(super) fn update(
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
     template: Option<&Template>,
+    data_volumes: &DataVolumes,
     wanted: &mut VirtualMachine,
 ) {
     let vm = &*observed.vm;
@@ -49,7 +52,8 @@ pub(super) fn update(
     }
     // Written when there is a VMI, so that a new strategy counts as new until it has acted: only the change of the strategy
     // causes a start by RerunOnFailure, and that start may have to wait.
-    if status.created || (status.run_strategy.is_some() && strategy != RunStrategy::RerunOnFailure) {
+    let has_acted = status.created || (status.run_strategy.is_some() && strategy != RunStrategy::RerunOnFailure);
+    if has_acted && !awaits_reset(vm, instance, data_volumes) {
         status.run_strategy = Some(strategy.clone());
     }
     (status.node_name, status.ip_address) = instance.map(location).unwrap_or_default();
@@ -57,13 +61,21 @@ pub(super) fn update(
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
     let restart = restart::condition(observed, template, instance, &now);
     volume_migration::update_state(vm, instance, &mut status, &now);
-    conditions(instance, error, restart, &mut status.conditions, &now);
+    let provisioned = data_volumes.condition(&now).filter(|_| instance.is_none());
+    conditions(instance, error, restart, provisioned, &mut status.conditions, &now);
     // The VMI reports claims that do not exist.
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
     let start_failure = status.start_failure.as_ref();
-    status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, error));
+    status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, data_volumes, error));
     status.volume_snapshot_statuses = snapshots(vm, &observed.claims);
     wanted.status = Some(status);
+}
+
+/// Returns true while the next explicit start creates a deleted DataVolume again. A new strategy counts as that start until the
+/// DataVolume exists.
+fn awaits_reset(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance>, data_volumes: &DataVolumes) -> bool {
+    let runs = instance.is_some_and(|instance| !instance.is_final() && !instance.is_deleting());
+    !runs && run_strategy::must_run(vm, None) && data_volumes.await_reset()
 }
 
 /// Returns node and address of a VMI that runs. At a start they come with the phase, which changes the VM's status anyway.
@@ -106,6 +118,7 @@ fn conditions(
     instance: Option<&VirtualMachineInstance>,
     error: Option<&SyncError>,
     restart: Option<Condition>,
+    data_volumes: Option<Condition>,
     conditions: &mut Vec<Condition>,
     now: &Time,
 ) {
@@ -128,8 +141,14 @@ fn conditions(
     }
     let mirrored = instance.and_then(|instance| instance.status.as_ref()).map(|status| status.conditions.as_slice());
     let mirrored = mirrored.unwrap_or_default();
+    let is_provisioned = data_volumes.is_none();
+    if let Some(condition) = data_volumes {
+        set(conditions, condition);
+    }
     conditions.retain(|known| {
-        OWN.contains(&known.type_.as_str()) || mirrored.iter().any(|mirrored| mirrored.type_ == known.type_)
+        (!is_provisioned && known.type_ == condition::DATA_VOLUMES_READY)
+            || OWN.contains(&known.type_.as_str())
+            || mirrored.iter().any(|mirrored| mirrored.type_ == known.type_)
     });
     for condition in mirrored.iter().filter(|condition| !OWN.contains(&condition.type_.as_str())) {
         set(conditions, condition.clone());

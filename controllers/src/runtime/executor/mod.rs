@@ -2,8 +2,9 @@
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
 //! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
-//! errors of writes, `warnings.rs` reads events.
+//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone.
 
+mod data_volumes;
 mod errors;
 mod image_volumes;
 mod restore;
@@ -24,6 +25,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+pub(crate) use self::data_volumes::DataVolumeCreation;
 use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
 use super::{Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder};
 
@@ -235,6 +237,37 @@ impl Executor {
         self.client.request(request).await.map_err(|error| classify(&error, false))
     }
 
+    async fn create(
+        &self,
+        kind: Kind,
+        namespace: Option<&str>,
+        object: &Value,
+        options: &WriteOptions,
+    ) -> Result<Option<Value>, WriteError> {
+        // The owner of the object is deleted with the namespace.
+        if namespace.is_some_and(|namespace| self.answers.is_terminating(namespace)) {
+            return Err(WriteError::Gone);
+        }
+        if kind == Kind::Pod {
+            self.try_image_volumes(namespace, object).await?;
+        }
+        let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let request = self
+            .request(kind, namespace)
+            .create(&parameters, body)
+            .map_err(|error| WriteError::Refused(error.to_string()))?;
+        let answer: Value = match self.client.request(request).await {
+            Err(error) if options.existing_will_do && exists(&error) => return Ok(None),
+            answer => answer.map_err(|error| not_created(&error, options))?,
+        };
+        if kind == Kind::Pod {
+            self.refuse_without_image_volumes(namespace, object, &answer).await?;
+        }
+        self.answers.written(kind, answer.clone());
+        Ok(Some(answer))
+    }
+
     async fn write(
         &self,
         effect: &Effect,
@@ -252,29 +285,9 @@ impl Executor {
                 self.read_warnings(namespace, pod, uid).await.map(|()| None)
             }
             Effect::Create { kind, namespace, object, options } => {
-                // The owner of the object is deleted with the namespace.
-                if namespace.as_deref().is_some_and(|namespace| self.answers.is_terminating(namespace)) {
-                    return Err(WriteError::Gone);
-                }
-                if *kind == Kind::Pod {
-                    self.try_image_volumes(namespace.as_deref(), object).await?;
-                }
-                let body = serde_json::to_vec(object).map_err(|error| WriteError::Refused(error.to_string()))?;
-                let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                let request = self
-                    .request(*kind, namespace.as_deref())
-                    .create(&parameters, body)
-                    .map_err(|error| WriteError::Refused(error.to_string()))?;
-                let answer: Value = match self.client.request(request).await {
-                    Err(error) if options.existing_will_do && exists(&error) => return Ok(None),
-                    answer => answer.map_err(|error| not_created(&error, options))?,
-                };
-                if *kind == Kind::Pod {
-                    self.refuse_without_image_volumes(namespace.as_deref(), object, &answer).await?;
-                }
-                self.answers.written(*kind, answer.clone());
-                Ok(Some(answer))
+                self.create(*kind, namespace.as_deref(), object, options).await
             }
+            Effect::CreateDataVolume { creation, options } => self.create_data_volume(creation, options).await,
             Effect::Patch { kind, namespace, name, resource_version, subresource, strategic, patch, .. } => {
                 if patch.as_object().is_some_and(serde_json::Map::is_empty) {
                     return Ok(None);
@@ -341,6 +354,7 @@ impl Executor {
 fn label(effect: &Effect) -> (&'static str, &'static str) {
     match effect {
         Effect::Create { kind, .. } => ("create", kind.plural()),
+        Effect::CreateDataVolume { .. } => ("create", Kind::DataVolume.plural()),
         Effect::Patch { kind, .. } => ("patch", kind.plural()),
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
@@ -355,6 +369,9 @@ fn parts(effect: &Effect) -> (WriteOptions, &str) {
         Effect::Create { options, object, .. } => {
             let name = object["metadata"]["name"].as_str().or(object["metadata"]["generateName"].as_str());
             (options.clone(), name.unwrap_or_default())
+        }
+        Effect::CreateDataVolume { creation, options } => {
+            (options.clone(), creation.data_volume.metadata.name.as_deref().unwrap_or_default())
         }
         Effect::Patch { options, name, .. }
         | Effect::Delete { options, name, .. }

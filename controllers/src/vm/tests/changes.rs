@@ -375,7 +375,7 @@ fn next_start_replaces_the_record_of_the_former() {
     let start = |generation: i64| {
         let name = format!("revision-start-vm-vm-uid-{generation}");
         let metadata = serde_json::from_value(json!({"name": name, "namespace": "d"})).unwrap();
-        Arc::new(StartRevision { metadata, template: None })
+        Arc::new(StartRevision { metadata, template: None, data_volumes: Vec::new() })
     };
     let config = ClusterConfig::default();
     // recorded generations, deleted records, created records

@@ -1,6 +1,7 @@
 //! Tests of decisions about VMs, by behaviour. Here are the objects that they share.
 
 mod changes;
+mod data_volumes;
 mod instancetypes;
 mod lifecycle;
 
@@ -61,6 +62,9 @@ fn observed(
         vm: Arc::new(vm.clone()),
         instance: instance.cloned().map(Arc::new),
         claims: NO_CLAIMS.clone(),
+        data_volumes: BTreeMap::new(),
+        serves_data_volumes: true,
+        sources: BTreeMap::new(),
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
         starts: Vec::new(),
