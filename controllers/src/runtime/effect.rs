@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use api::constants::event;
+use api::{cdi::DataVolume, constants::event};
 use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -12,8 +12,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(crate) use daemon::events::Event;
-
-use super::executor::DataVolumeCreation;
 
 /// Kinds of objects that controllers write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -146,6 +144,19 @@ impl Kind {
             field_path: None,
         }
     }
+}
+
+/// The creation of a DataVolume.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DataVolumeCreation {
+    /// The DataVolume.
+    pub data_volume: DataVolume,
+    /// Service account of its namespace whose right to clone counts.
+    pub service_account: String,
+    /// A claim of its name exists, which it takes over without a clone.
+    pub adopts_claim: bool,
+    /// The VM, for events.
+    pub regarding: ObjectReference,
 }
 
 /// Events of a write, and the treatment of its failure.

@@ -22,8 +22,8 @@ mod tests;
 
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
-    effect::{Decision, Effect, Event, Kind, WriteOptions},
-    executor::{Answers, DataVolumeCreation, Executor},
+    effect::{DataVolumeCreation, Decision, Effect, Event, Kind, WriteOptions},
+    executor::{Answers, Executor},
     lease::{Election, Times},
     metrics::Metrics,
     recorder::Recorder,

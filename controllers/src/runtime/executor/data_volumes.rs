@@ -6,12 +6,12 @@
 
 use api::{
     cdi::{
-        DataSource, DataVolume, annotation,
+        DataSource, annotation,
         data_volume::{DataVolumeImportSource, DataVolumeSourceRef},
     },
     constants::event,
 };
-use k8s_openapi::api::{authorization::v1::SubjectAccessReview, core::v1::ObjectReference};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::{
     api::{GetParams, PostParams},
     core::{Request, request::Error as RequestError},
@@ -19,7 +19,7 @@ use kube::{
 use serde_json::Value;
 
 use super::{
-    Event, Executor, Kind, WriteOptions,
+    DataVolumeCreation, Event, Executor, Kind,
     errors::{WriteError, classify},
 };
 use crate::clone_source::{CloneSource, Requester, concrete, unready};
@@ -27,26 +27,9 @@ use crate::clone_source::{CloneSource, Requester, concrete, unready};
 /// Collection of reviews.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
-/// The creation of a DataVolume.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct DataVolumeCreation {
-    /// The DataVolume.
-    pub data_volume: DataVolume,
-    /// Service account of its namespace whose right to clone counts.
-    pub service_account: String,
-    /// A claim of its name exists, which it takes over without a clone.
-    pub adopts_claim: bool,
-    /// The VM, for events.
-    pub regarding: ObjectReference,
-}
-
 impl Executor {
-    /// Carries out [`super::Effect::CreateDataVolume`].
-    pub(super) async fn create_data_volume(
-        &self,
-        creation: &DataVolumeCreation,
-        options: &WriteOptions,
-    ) -> Result<Option<Value>, WriteError> {
+    /// Returns the DataVolume with its source, after the right to clone it was checked.
+    pub(super) async fn prepare_data_volume(&self, creation: &DataVolumeCreation) -> Result<Value, WriteError> {
         let mut data_volume = creation.data_volume.clone();
         let namespace = data_volume.metadata.namespace.clone().unwrap_or_default();
         if let Some(reference) = data_volume.spec.source_ref.take() {
@@ -70,13 +53,19 @@ impl Executor {
                 .get_or_insert_default()
                 .insert(annotation::PRE_POPULATED.to_owned(), claim);
         }
-        if !self.leadership.holds() {
-            return Err(WriteError::NotLeading);
-        }
         let mut object = serde_json::to_value(&data_volume).map_err(|error| WriteError::Refused(error.to_string()))?;
         object["apiVersion"] = Kind::DataVolume.api_version().into();
         object["kind"] = Kind::DataVolume.kind().into();
-        match self.create(Kind::DataVolume, Some(&namespace), &object, options).await {
+        Ok(object)
+    }
+
+    /// Returns the answer to a creation as it concerns the VM.
+    pub(super) fn created_data_volume(
+        &self,
+        creation: &DataVolumeCreation,
+        answer: Result<Option<Value>, WriteError>,
+    ) -> Result<Option<Value>, WriteError> {
+        match answer {
             // Versions of CDI that adopt no claims refuse the DataVolume of one that exists.
             Err(WriteError::Refused(message)) if creation.adopts_claim && message.contains("already exists") => {
                 Ok(None)

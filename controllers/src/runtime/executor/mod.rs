@@ -25,9 +25,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-pub(crate) use self::data_volumes::DataVolumeCreation;
 use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
-use super::{Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder};
+use super::{
+    DataVolumeCreation, Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder,
+};
 
 /// Longest time for one write. Shorter than the time between the end of leadership and the end of the lease.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -266,6 +267,20 @@ impl Executor {
         }
         self.answers.written(kind, answer.clone());
         Ok(Some(answer))
+    }
+
+    async fn create_data_volume(
+        &self,
+        creation: &DataVolumeCreation,
+        options: &WriteOptions,
+    ) -> Result<Option<Value>, WriteError> {
+        let object = self.prepare_data_volume(creation).await?;
+        if !self.leadership.holds() {
+            return Err(WriteError::NotLeading);
+        }
+        let namespace = creation.data_volume.metadata.namespace.as_deref();
+        let answer = self.create(Kind::DataVolume, namespace, &object, options).await;
+        self.created_data_volume(creation, answer)
     }
 
     async fn write(
