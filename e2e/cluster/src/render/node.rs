@@ -207,8 +207,6 @@ oom_score = 0
 [plugins.'io.containerd.cri.v1.runtime']
   # Lowering a container's score needs a capability that is missing where the cluster itself runs in a container.
   restrict_oom_score_adj = true
-  # Pods of user 107 import into claims of mode Block.
-  device_ownership_from_security_context = true
 
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
     default_runtime_name = 'runc'
@@ -290,7 +288,6 @@ mod tests {
     fn containerd_pins_the_sandbox_image_and_restricts_scores() {
         let text = containerd(&plan().node(1), Path::new("/opt/bin"), "native");
         assert!(text.contains("restrict_oom_score_adj = true"));
-        assert!(text.contains("device_ownership_from_security_context = true"));
         assert!(text.contains("sandbox = 'ferrovirt.io/pause:devel'"));
         assert!(text.contains("snapshotter = 'native'"));
         assert!(text.contains("config_path = '/src/build/cluster/node-1/registries'"));
