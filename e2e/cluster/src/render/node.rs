@@ -207,6 +207,8 @@ oom_score = 0
 [plugins.'io.containerd.cri.v1.runtime']
   # Lowering a container's score needs a capability that is missing where the cluster itself runs in a container.
   restrict_oom_score_adj = true
+  # Import pods write block volumes as an unprivileged user.
+  device_ownership_from_security_context = true
 
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
     default_runtime_name = 'runc'
