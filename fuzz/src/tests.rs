@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{objects, patches, review_bytes, specs};
+use crate::{images, objects, patches, review_bytes, specs};
 
 /// Maximum number of variations of each seed.
 const ROUNDS: usize = 300;
@@ -104,6 +104,11 @@ fn holds(target: &str, check: fn(&[u8]) -> bool) {
 #[test]
 fn any_body_has_a_well_formed_answer() {
     holds("review_bytes", review_bytes::check);
+}
+
+#[test]
+fn any_image_is_judged_by_a_bounded_part() {
+    holds("images", images::check);
 }
 
 #[test]

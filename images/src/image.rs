@@ -44,12 +44,13 @@ impl Image {
 }
 
 /// All images in build order.
-pub const IMAGES: [Image; 10] = [
+pub const IMAGES: [Image; 11] = [
     Image::plain("virt-api", "virt-api"),
     Image::plain("virt-controller", "virt-controller"),
     Image::plain("virt-handler", "virt-handler"),
     Image::plain("virt-launcher", "virt-launcher"),
     Image { name: "virt-launcher-debug", path: "virt-launcher", tag_suffix: "-debug" },
+    Image::plain("virt-importer", "virt-importer"),
     Image::plain("toolbox", "toolbox"),
     Image::plain("guest-tiny", "guests/tiny"),
     Image::plain("guest-tiny-kernel", "guests/tiny-kernel"),
@@ -121,7 +122,7 @@ mod tests {
         );
         assert_eq!(names(&["toolbox", "virt-api"]).unwrap(), ["virt-api", "toolbox"]);
         assert!(names(&["virt"]).unwrap_err().to_string().contains("virt-launcher"));
-        assert_eq!(names(&["services"]).unwrap().len(), 5);
+        assert_eq!(names(&["services"]).unwrap().len(), 6);
         assert_eq!(names(&["virt-launcher-debug"]).unwrap(), ["virt-launcher-debug"]);
     }
 

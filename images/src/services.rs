@@ -104,6 +104,13 @@ fn service(name: &str) -> Option<Service> {
             placeholders: LAUNCHER_PLACEHOLDERS,
             limit: 250 * MEGABYTE,
         },
+        "virt-importer" => Service {
+            user: Some(QEMU_USER),
+            packages: &["base-files", "ca-certificates", "libc6", "libgcc-s1", "qemu-utils"],
+            // The package's bundle of certificates would be made at its installation.
+            files: &["etc/os-release", "etc/debian_version", "usr/bin/qemu-img", "usr/share/ca-certificates/mozilla"],
+            ..plain("Ferrovirt importer of disks", &["virt-importer"], "/usr/bin/virt-importer")
+        },
         "toolbox" => Service {
             description: "busybox, and what behaves badly, for tests inside a cluster",
             binaries: &["hanging-mount", "hostile-launcher", "image-server"],
@@ -225,7 +232,7 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     let root = packages::root(&options.cache, &request(service.packages))?;
     let placeholders = placeholder::tree(&options.cache, &root, service.placeholders)?;
     let mut base = select::select(&root, service.files, service.except, &binaries, placeholders.clone())?;
-    add_common(&mut base, name);
+    add_common(&mut base, service.user);
     match name {
         "virt-launcher" | "virt-launcher-debug" => add_launcher(&mut base),
         "toolbox" => add_applets(&mut base, &root)?,
@@ -282,10 +289,10 @@ fn strip(from: &Path, options: &Options) -> Result<PathBuf> {
 }
 
 /// Adds accounts and the directories that every process expects.
-fn add_common(tree: &mut Tree, name: &str) {
+fn add_common(tree: &mut Tree, user: Option<u32>) {
     let (mut passwd, mut group) =
         (String::from("root:x:0:0:root:/root:/usr/sbin/nologin\n"), String::from("root:x:0:\ntty:x:5:\nkvm:x:36:\n"));
-    if name.starts_with("virt-launcher") {
+    if user == Some(QEMU_USER) {
         passwd.push_str("qemu:x:107:107:qemu:/run/kubevirt-private:/usr/sbin/nologin\n");
         group.push_str("qemu:x:107:\n");
     }

@@ -5,7 +5,7 @@
 //! device: zero all of it ─▶ fsync ─▶ write from 1 MiB on ─▶ fsync ─▶ write the first MiB ─▶ fsync
 //! ```
 //!
-//! A disk that was left at any step does not look whole: the file has another name, the device has no first sectors.
+//! The checksum is compared before the last step. A disk that was left at any step does not look whole: the file has another name, the device has no first sectors.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -102,7 +102,7 @@ impl Disk {
     }
 
     fn prepare_device(task: &Task, device: &Path, meter: &Meter) -> Result<Self, ImportError> {
-        let file = OpenOptions::new().read(true).write(true).open(device).at("open device", device)?;
+        let file = OpenOptions::new().read(true).write(true).open(device).map_err(|error| denied(device, error))?;
         let capacity = capacity(task, Path::new(""), device)?;
         let disk = Self {
             file,
@@ -309,19 +309,23 @@ pub(crate) fn open_file(path: &Path) -> Result<(File, u64), ImportError> {
     Ok((file, size))
 }
 
-/// Names the owner of a file that cannot be opened.
+/// Names the owner of a file or device that cannot be opened.
 fn denied(path: &Path, source: io::Error) -> ImportError {
-    use std::os::unix::fs::MetadataExt;
-    match fs::symlink_metadata(path) {
-        Ok(meta) if source.kind() == io::ErrorKind::PermissionDenied => ImportError::Content(format!(
-            "cannot read {}: it belongs to user {} and group {} with mode {:o}, and imports run as user and group {}; make it \
-             readable for that group",
-            path.display(),
-            meta.uid(),
-            meta.gid(),
-            meta.mode() & 0o777,
-            rustix::process::geteuid().as_raw(),
-        )),
-        _ => ImportError::Io { attempt: "open", path: path.to_owned(), source },
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let Some(meta) = fs::metadata(path).ok().filter(|_| source.kind() == io::ErrorKind::PermissionDenied) else {
+        return ImportError::Io { attempt: "open", path: path.to_owned(), source };
+    };
+    let remedy = if meta.file_type().is_block_device() {
+        "give devices to the user of pods by the setting device_ownership_from_security_context of the container runtime"
+    } else {
+        "make it readable for that group"
+    };
+    ImportError::Denied {
+        path: path.to_owned(),
+        owner: meta.uid(),
+        group: meta.gid(),
+        mode: meta.mode() & 0o777,
+        user: rustix::process::geteuid().as_raw(),
+        remedy,
     }
 }

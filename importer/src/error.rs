@@ -54,6 +54,26 @@ pub enum ImportError {
     /// The task cannot be carried out.
     #[error("cannot carry out the import: {0}")]
     Task(String),
+    /// A file or device belongs to another user.
+    #[error(
+        "cannot open {}: it belongs to user {owner} and group {group} with mode {mode:o}, and imports run as user and group {user}; \
+         {remedy}",
+        path.display()
+    )]
+    Denied {
+        /// The file.
+        path: PathBuf,
+        /// Its user.
+        owner: u32,
+        /// Its group.
+        group: u32,
+        /// Its permissions.
+        mode: u32,
+        /// User of this process.
+        user: u32,
+        /// Action for the user.
+        remedy: &'static str,
+    },
     /// A call of the operating system failed.
     #[error("cannot {attempt} {path}: {source}")]
     Io {
@@ -103,7 +123,9 @@ impl ImportError {
             Self::Checksum { .. } => (Reason::ChecksumError, true),
             Self::Refused(_) => (Reason::RefusedImage, true),
             Self::Source(_) | Self::Content(_) => (Reason::SourceError, false),
-            Self::Task(_) | Self::Io { .. } | Self::Qemu { .. } | Self::Stalled(_) => (Reason::Error, false),
+            Self::Task(_) | Self::Denied { .. } | Self::Io { .. } | Self::Qemu { .. } | Self::Stalled(_) => {
+                (Reason::Error, false)
+            }
         }
     }
 

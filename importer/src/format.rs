@@ -11,7 +11,8 @@ const DESCRIPTOR_OFFSET: u64 = 512;
 const DESCRIPTOR_LIMIT: u64 = 64 << 10;
 /// The two copies of the region table of VHDX.
 const REGION_TABLES: [u64; 2] = [192 << 10, 256 << 10];
-const REGION_ENTRIES: u32 = 2047;
+/// Limit of entries of a table of VHDX.
+const TABLE_ENTRIES: u16 = 2047;
 const METADATA_REGION: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
 const FILE_PARAMETERS: [u8; 16] = *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b";
 const PARENT_LOCATOR: [u8; 16] = *b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c";
@@ -210,12 +211,12 @@ fn check_vhdx(image: &impl ReadAt) -> Result<(), FormatError> {
         if !head.starts_with(b"regi") {
             continue;
         }
-        let count = array(&head, 8).map(u32::from_le_bytes).unwrap_or_default().min(REGION_ENTRIES);
+        let count = array(&head, 8).map(u32::from_le_bytes).unwrap_or_default().min(TABLE_ENTRIES.into());
         let entries = window(image, table + 16, usize::try_from(count).unwrap_or_default() * 32)?;
-        for entry in entries.chunks_exact(32).filter(|entry| entry.starts_with(&METADATA_REGION)) {
-            let Some(offset) = array(entry, 16).map(u64::from_le_bytes) else { continue };
-            judged |= check_vhdx_metadata(image, offset)?;
-        }
+        let mut regions = entries.chunks_exact(32).filter(|entry| entry.starts_with(&METADATA_REGION));
+        let offset = regions.next().and_then(|entry| array(entry, 16)).map(u64::from_le_bytes);
+        let (Some(offset), None) = (offset, regions.next()) else { return Err(FormatError::Damaged("VHDX")) };
+        judged |= check_vhdx_metadata(image, offset)?;
     }
     if judged { Ok(()) } else { Err(FormatError::Damaged("VHDX")) }
 }
@@ -226,7 +227,7 @@ fn check_vhdx_metadata(image: &impl ReadAt, region: u64) -> Result<bool, FormatE
     if !head.starts_with(b"metadata") {
         return Err(FormatError::Damaged("VHDX"));
     }
-    let count = array(&head, 10).map(u16::from_le_bytes).unwrap_or_default();
+    let count = array(&head, 10).map(u16::from_le_bytes).unwrap_or_default().min(TABLE_ENTRIES);
     let entries = window(image, region.saturating_add(32), usize::from(count) * 32)?;
     let mut judged = false;
     for entry in entries.chunks_exact(32) {

@@ -257,6 +257,11 @@ impl Import {
             disk.fill(&mut stream.all, &self.meter)?;
             return Ok(disk);
         }
+        if !self.places.scratch.is_dir() {
+            let reason = "an import from a registry has no scratch space for a compressed image of this format; images of \
+                registries are compressed anyway";
+            return Err(ImportError::Refused(reason.to_owned()));
+        }
         let spool = Spool::create(&self.places.scratch)?;
         let limit = self.spool_limit(task)?;
         spool.fill(&mut stream.all, limit, &self.meter)?;

@@ -1,6 +1,11 @@
 //! The program of import pods.
 
-use std::{env, fs, net::Ipv6Addr, process::ExitCode, sync::Arc};
+use std::{
+    env, fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use importer::{
     ImportError, Meter, Places, import,
@@ -30,7 +35,10 @@ fn main() -> ExitCode {
 
 async fn run() -> u8 {
     let meter = Arc::new(Meter::default());
-    if let Ok(listener) = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PROGRESS_PORT)).await {
+    // A node may have no IPv6.
+    let any = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
+    let addresses = any.map(|address| SocketAddr::new(address, PROGRESS_PORT));
+    if let Ok(listener) = TcpListener::bind(&addresses[..]).await {
         let meter = meter.clone();
         tokio::spawn(async move { meter.serve(listener).await });
     } else {

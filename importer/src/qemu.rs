@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::{Value, json};
 
 use crate::{
@@ -40,7 +41,7 @@ pub(crate) struct Image {
 impl Image {
     /// Returns an image in an open file.
     pub(crate) fn of_file(format: Format, file: &File) -> Self {
-        Self { format, node: json!({"driver": "file", "filename": descriptor(file), "locking": "off"}) }
+        Self { format, node: file_node(file) }
     }
 
     /// Returns an image that is served on a socket.
@@ -80,30 +81,39 @@ pub(crate) fn virtual_size(program: &Path, image: &Image) -> Result<u64, ImportE
     info["virtual-size"].as_u64().ok_or_else(|| failed("no virtual size in its output"))
 }
 
-/// Converts an image into a disk. The first part of a device is written last.
+/// Converts an image into a disk. The first part of a device goes to the disk that holds it back.
 pub(crate) fn convert(program: &Path, image: &Image, disk: &mut Disk, meter: &Meter) -> Result<(), ImportError> {
     let size = virtual_size(program, image)?;
     disk.reserve(size)?;
-    let path = disk.path();
-    let block = disk.file.metadata().at("read the type of", &path)?.file_type().is_block_device();
-    let driver = if block { "host_device" } else { "file" };
-    let target = json!({"driver": driver, "filename": descriptor(&disk.file), "locking": "off"});
     if !disk.is_device() {
-        return run_convert(program, image.options(), json!({"driver": "raw", "file": target}), disk, meter);
+        let target = json!({"driver": "raw", "file": file_node(&disk.file)});
+        return run_convert(program, image.options(), target, disk, meter);
     }
-    let part = |mut node: Value, offset: u64, length: Option<u64>| {
-        node = json!({"driver": "raw", "offset": offset, "file": node});
-        if let Some(length) = length {
-            node["size"] = length.into();
-        }
-        node
-    };
-    if size > HEAD {
-        run_convert(program, part(image.options(), HEAD, None), part(target.clone(), HEAD, None), disk, meter)?;
+    let head = head(program, image, HEAD.min(size), disk)?;
+    disk.write(0, &head)?;
+    if size <= HEAD {
+        return Ok(());
     }
-    disk.file.sync_all().at("write", &path)?;
-    let head = Some(HEAD.min(size));
-    run_convert(program, part(image.options(), 0, head), part(target, 0, head), disk, meter)
+    let rest = |node: Value| json!({"driver": "raw", "offset": HEAD, "file": node});
+    run_convert(program, rest(image.options()), rest(file_node(&disk.file)), disk, meter)
+}
+
+/// Returns the first bytes of an image's disk.
+fn head(program: &Path, image: &Image, size: u64, disk: &Disk) -> Result<Vec<u8>, ImportError> {
+    let mut file = File::from(memfd_create("head", MemfdFlags::CLOEXEC).at("create", "memory file")?);
+    file.set_len(size).at("set the size of", "memory file")?;
+    let source = json!({"driver": "raw", "offset": 0, "size": size, "file": image.options()});
+    let target = json!({"driver": "raw", "file": file_node(&file)});
+    run_convert(program, source, target, disk, &Meter::default())?;
+    let mut head = Vec::new();
+    file.read_to_end(&mut head).at("read", "memory file")?;
+    Ok(head)
+}
+
+fn file_node(file: &File) -> Value {
+    let block = file.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
+    let driver = if block { "host_device" } else { "file" };
+    json!({"driver": driver, "filename": descriptor(file), "locking": "off"})
 }
 
 fn run_convert(program: &Path, source: Value, target: Value, disk: &Disk, meter: &Meter) -> Result<(), ImportError> {

@@ -207,7 +207,8 @@ impl Report {
             if text.len() <= REPORT_LIMIT || report.message.is_empty() {
                 return text;
             }
-            let keep = report.message.len().saturating_sub(text.len() - REPORT_LIMIT);
+            // One byte takes up to six in JSON.
+            let keep = report.message.len().saturating_sub((text.len() - REPORT_LIMIT).div_ceil(6));
             report.message.truncate(report.message.floor_char_boundary(keep));
         }
     }

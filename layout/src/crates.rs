@@ -9,8 +9,8 @@ use crate::Error;
 /// Crates that every crate may use, each of them those before it.
 const GROUND: &[&str] = &["api", "protocol", "profiler", "daemon"];
 /// Uses of one crate by another beyond [`GROUND`]. virt-api serves the webhooks; virt-controller gives a VMI the instance type
-/// and the defaults by the same functions as the webhooks.
-const ALLOWED: &[(&str, &[&str])] = &[("apiserver", &["admission"]), ("controllers", &["admission"])];
+/// and the defaults by the same functions as the webhooks, and writes the tasks of import pods.
+const ALLOWED: &[(&str, &[&str])] = &[("apiserver", &["admission"]), ("controllers", &["admission", "importer"])];
 /// Crates that are not part of the product: they may use any.
 const TOOLS: &[&str] = &["fuzz", "layout", "e2e/bench", "e2e/cluster", "e2e/csi", "e2e/tests", "images", "skips"];
 

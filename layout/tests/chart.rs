@@ -178,7 +178,7 @@ fn metadata_of_the_chart_names_its_images_and_its_licence() {
     let annotation = |name: &str| metadata["annotations"][format!("artifacthub.io/{name}")].as_str().unwrap();
     let list = |name: &str| serde_saphyr::from_str::<Vec<Value>>(annotation(name)).unwrap();
     let version = metadata["appVersion"].as_str().unwrap();
-    let expected = ["virt-api", "virt-controller", "virt-handler", "virt-launcher"]
+    let expected = ["virt-api", "virt-controller", "virt-handler", "virt-launcher", "virt-importer"]
         .map(|name| json!({"name": name, "image": format!("ferrovirt.io/{name}:{version}")}));
     assert_eq!(list("images"), expected);
     assert!(list("changes").iter().all(|change| change["description"].is_string()));

@@ -7,7 +7,8 @@ use layout::{documents, lists, root, values};
 use serde_json::{Map, Value, json};
 
 /// Crates of the product.
-const PRODUCT: &[&str] = &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "cli"];
+const PRODUCT: &[&str] =
+    &["api", "daemon", "admission", "controllers", "apiserver", "node", "launcher", "importer", "cli"];
 /// Crates with metrics, and the processes that export them.
 const EXPORTERS: &[(&str, &str)] = &[
     ("daemon", "virt-api, virt-controller and virt-handler"),

@@ -8,6 +8,7 @@ use std::io::Write;
 /// Needs that may be missing where `CI=true`, with the reason.
 pub const ACCEPTED: &[(&str, &str)] = &[
     ("/dev/kvm, for defining domains that use it", "KVM is optional; their XML is still checked by libvirt's schema"),
+    ("qemu-img", "stories import images of all formats with that of the image virt-importer"),
     (
         "image volumes that are off",
         "Kubernetes has them on from 1.35 on; `make versions` runs the story with the gate off",

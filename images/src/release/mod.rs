@@ -39,7 +39,8 @@ use crate::{
 };
 
 /// Archives of a release.
-const RELEASED: [&str; 5] = ["virt-api", "virt-controller", "virt-handler", "virt-launcher", "virt-launcher-debug"];
+const RELEASED: [&str; 6] =
+    ["virt-api", "virt-controller", "virt-handler", "virt-launcher", "virt-launcher-debug", "virt-importer"];
 
 /// The chart in the working tree.
 const CHART: &str = "charts/ferrovirt";
