@@ -2,6 +2,27 @@
 //!
 //! A job is a value whose steps carry their data. [`Steps::take`] maps it, the base and an input to the next step, or ends it.
 
+/// Patterns of results by the job that gets them, and of results that several jobs get. A job lists its own without it: the
+/// compiler reports the jobs that forget a new input.
+macro_rules! results_of {
+    ($($job:ident)*) => { $(results_of!(@$job))|* };
+    (@start) => { JobInput::Defined(_) | JobInput::TagsWritten(_) | JobInput::Created(_) };
+    (@sync) => {
+        JobInput::Compared { .. } | JobInput::DiskGrown(_) | JobInput::VcpusPlugged(_) | JobInput::DeviceChanged(_)
+    };
+    (@shutdown) => { JobInput::ShutdownRequested(_) };
+    (@dump) => { JobInput::MemoryDumped(_) };
+    (@source) => {
+        JobInput::Migrated(_) | JobInput::Departed(_) | JobInput::ProgressRead(_) | JobInput::MigrationAborted(_)
+            | JobInput::Paused(_) | JobInput::PostCopyStarted(_) | JobInput::Released(_)
+    };
+    // Results that several jobs get.
+    (@prepared) => { JobInput::Prepared(_) };
+    (@served) => { JobInput::Served(_) };
+    (@opened) => { JobInput::MigrationOpened(_) };
+    (@resumed) => { JobInput::Resumed(_) };
+}
+
 pub(crate) mod dump;
 pub(crate) mod migration_source;
 pub(crate) mod migration_target;

@@ -42,7 +42,18 @@ impl MemoryDump {
 
 impl Steps for MemoryDump {
     fn take(self, base: &mut Base, input: JobInput) -> Option<Self> {
-        let JobInput::MemoryDumped(result) = input else { return Some(self) };
+        let result = match input {
+            JobInput::MemoryDumped(result) => result,
+            JobInput::Timer
+            | JobInput::Connected
+            | JobInput::Read
+            | JobInput::Seen(_)
+            | JobInput::Gone(_)
+            | JobInput::Abort(_)
+            | results_of!(start sync shutdown source prepared served opened resumed) => {
+                return Some(self);
+            }
+        };
         match result {
             Ok(()) => publish_end(base, ""),
             // libvirt's daemon has ended, or still writes the dump of a former worker: virt-handler asks again.

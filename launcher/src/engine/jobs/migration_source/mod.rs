@@ -378,7 +378,20 @@ impl Steps for MigrationSource {
                 let until = *until;
                 self.on_released(base, until, result)
             }
-            _ => Some(self),
+            // Late.
+            (
+                _,
+                JobInput::Read
+                | JobInput::MigrationOpened(_)
+                | JobInput::Migrated(_)
+                | JobInput::PostCopyStarted(_)
+                | JobInput::ProgressRead(_)
+                | JobInput::Departed(_)
+                | JobInput::Resumed(_)
+                | JobInput::Released(_)
+                | JobInput::Paused(Ok(())),
+            ) => Some(self),
+            (_, JobInput::Connected | results_of!(start sync shutdown dump prepared served)) => Some(self),
         }
     }
 

@@ -48,7 +48,6 @@ enum Step {
     Connecting {
         /// The rendered domain.
         domain: Box<Domain>,
-        /// Time limit.
         until: Instant,
     },
     /// Starts DHCP, console and credentials.
@@ -241,7 +240,11 @@ impl Steps for MigrationTarget {
                 self.run(base)
             }
             (_, JobInput::Resumed(result)) => Some(self.on_resumed(base, result)),
-            _ => Some(self),
+            // Late.
+            (_, JobInput::Read | JobInput::Prepared(_) | JobInput::Served(_) | JobInput::MigrationOpened(_)) => {
+                Some(self)
+            }
+            (_, results_of!(start sync shutdown dump source)) => Some(self),
         }
     }
 

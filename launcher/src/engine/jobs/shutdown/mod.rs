@@ -75,7 +75,12 @@ impl Steps for Shutdown {
                     Err(error) => tracing::warn!(%error, "cannot request a shutdown of the guest"),
                 }
             }
-            _ => {}
+            JobInput::Connected
+            | JobInput::Read
+            | JobInput::Seen(_)
+            | JobInput::Gone(_)
+            | JobInput::Abort(_)
+            | results_of!(start sync dump source prepared served opened resumed) => {}
         }
         Some(self)
     }

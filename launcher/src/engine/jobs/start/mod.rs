@@ -32,17 +32,13 @@ pub(crate) struct Start {
 #[derive(Clone, Debug)]
 enum Step {
     /// A former worker may have started the domain: waits for the connection to find it.
-    Adopting {
-        /// Time limit.
-        until: Instant,
-    },
+    Adopting { until: Instant },
     /// Prepares the disks and renders the XML while libvirt's daemon starts.
     Preparing,
     /// Waits for the connection.
     Connecting {
         /// The rendered domain.
         domain: Box<Domain>,
-        /// Time limit.
         until: Instant,
     },
     /// Starts DHCP, console and credentials.
@@ -203,7 +199,23 @@ impl Steps for Start {
             (Step::Creating { then }, JobInput::Created(Ok(()))) => Some(at(Step::Preparing).on_created(base, then)),
             (step @ Step::Creating { .. }, JobInput::Created(Err(error))) => at(step).fail(base, error.into()),
             (Step::Reading { then }, JobInput::Read) => at(Step::Preparing).complete(base, then),
-            (step, _) => Some(at(step)),
+            // Late.
+            (
+                step,
+                JobInput::Prepared(_)
+                | JobInput::Served(_)
+                | JobInput::Defined(_)
+                | JobInput::TagsWritten(_)
+                | JobInput::Created(_),
+            ) => Some(at(step)),
+            (
+                step,
+                JobInput::Read
+                | JobInput::Seen(_)
+                | JobInput::Gone(_)
+                | JobInput::Abort(_)
+                | results_of!(sync shutdown dump source opened resumed),
+            ) => Some(at(step)),
         }
     }
 
