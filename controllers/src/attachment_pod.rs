@@ -102,9 +102,8 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
             affinity: Some(on_node(inputs.node)),
             tolerations: Some(tolerations(&spec.tolerations)),
             security_context: Some(PodSecurityContext {
+                // Without OnRootMismatch: root may write an image after the directory got its group.
                 fs_group: Some(UID),
-                // The owner of a large file system is changed once.
-                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
                 run_as_user: Some(UID),
                 run_as_group: Some(UID),
                 run_as_non_root: Some(true),
@@ -307,6 +306,8 @@ mod tests {
         let pod = rendered(true, &json!({}), &ClusterConfig::default());
         let of_pod = &pod["spec"]["securityContext"];
         assert_eq!((&of_pod["runAsNonRoot"], &of_pod["runAsUser"]), (&json!(true), &json!(107)));
+        // kubelet gives each file to the group, also in a directory that has it.
+        assert_eq!((&of_pod["fsGroup"], &of_pod["fsGroupChangePolicy"]), (&json!(107), &Value::Null));
         assert_eq!(of_pod["seccompProfile"], json!({"type": "RuntimeDefault"}));
         assert_eq!(of_pod["seLinuxOptions"], Value::Null);
         let own = &pod["spec"]["containers"][0]["securityContext"];

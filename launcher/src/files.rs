@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use rustix::{
+    fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2},
+    io::Errno,
+};
 use thiserror::Error;
 
 /// Limit of entries of a directory.
@@ -20,41 +23,32 @@ const ENTRY_LIMIT: usize = 1024;
 pub(crate) enum FileError {
     /// The directory cannot be opened.
     #[error("cannot open {path}: {source}")]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// Cause.
-        source: rustix::io::Errno,
-    },
+    Directory { path: PathBuf, source: Errno },
     /// The file cannot be opened.
     #[error("cannot open {path}: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: rustix::io::Errno,
-    },
+    Open { path: PathBuf, source: Errno },
     /// The entry is not a regular file.
     #[error("{0} is not a regular file")]
     NotRegular(PathBuf),
     /// The file exceeds the limit.
     #[error("{path} is longer than {limit} bytes")]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        limit: u64,
-    },
+    TooLong { path: PathBuf, limit: u64 },
     /// The directory holds too many entries.
     #[error("{0} has too many entries")]
     TooMany(PathBuf),
     /// Reading failed.
     #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
+}
+
+impl FileError {
+    /// Returns the error of the kernel at opening a directory or file.
+    pub(crate) fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Directory { source, .. } | Self::Open { source, .. } => Some(*source),
+            Self::NotRegular(_) | Self::TooLong { .. } | Self::TooMany(_) | Self::Read { .. } => None,
+        }
+    }
 }
 
 /// A directory with untrusted content.

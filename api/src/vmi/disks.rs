@@ -52,6 +52,16 @@ pub struct Disk {
     pub tag: Option<String>,
 }
 
+impl Disk {
+    /// Returns true if the guest cannot write to it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.cdrom.is_some()
+            || self.disk.as_ref().is_some_and(|disk| disk.readonly)
+            || self.lun.as_ref().is_some_and(|lun| lun.readonly)
+    }
+}
+
 /// Sector sizes; one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -144,6 +144,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
             node_selector: Some(scheduling::node_selector(instance, inputs.config)),
             affinity: Some(scheduling::affinity(inputs)),
             security_context: Some(PodSecurityContext {
+                // Without OnRootMismatch: root may write an image after the directory got its group.
                 fs_group: Some(LAUNCHER_UID),
                 run_as_user: Some(LAUNCHER_UID),
                 run_as_group: Some(LAUNCHER_UID),

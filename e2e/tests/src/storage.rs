@@ -20,6 +20,8 @@ const SIZE: u32 = 16;
 pub enum Backing {
     /// A directory of the node's own file system.
     Directory,
+    /// The same as a volume of type `hostPath`, in which kubelet changes no owners.
+    HostPath,
     /// A file system of 40 MiB that a test may fill.
     Small,
     /// A device backed by a file.
@@ -134,7 +136,7 @@ impl Storage {
         let mut path = directory.clone();
         on_host(s, node, &format!("mkdir -p {directory}")).await?;
         match backing {
-            Backing::Directory => {}
+            Backing::Directory | Backing::HostPath => {}
             Backing::Small => {
                 on_host(s, node, &format!("mount -t tmpfs -o size=40m,mode=755 {name} {directory}")).await?;
             }
@@ -145,6 +147,7 @@ impl Storage {
                 path = on_host(s, node, &attach).await?.trim().to_owned();
             }
         }
+        let source = if backing == Backing::HostPath { "hostPath" } else { "local" };
         let mode = if backing == Backing::Device { "Block" } else { "Filesystem" };
         let class = json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
@@ -153,7 +156,7 @@ impl Storage {
         s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(class)?).await?;
         let spec = json!({
             "capacity": {"storage": format!("{}Mi", 4 * mebibytes)}, "accessModes": [access], "volumeMode": mode,
-            "storageClassName": name, "local": {"path": path},
+            "storageClassName": name, source: {"path": path},
         });
         self.add_volume(s, claim, spec).await?;
         s.apply(&format!(

@@ -191,10 +191,7 @@ fn one(
     let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).filter(|tray| !tray.is_empty());
     element = element.child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray));
     element = element.children(block_io);
-    let readonly = disk.cdrom.is_some()
-        || disk.disk.as_ref().is_some_and(|disk| disk.readonly)
-        || disk.lun.as_ref().is_some_and(|lun| lun.readonly);
-    if readonly {
+    if disk.is_read_only() {
         element = element.child(Element::new("readonly"));
     }
     if disk.shareable == Some(true) {

@@ -269,13 +269,8 @@ fn source(device: Node<'_, '_>) -> Option<DiskSource> {
         let path = file_or_device(child(backing, "source")?)?;
         Some((path, format(child(backing, "format"))))
     });
-    Some(DiskSource {
-        backend,
-        backing,
-        direct_io: driver.and_then(|driver| driver.attribute("cache")) == Some("none"),
-        preallocated: false,
-        made_size: 0,
-    })
+    let direct_io = driver.and_then(|driver| driver.attribute("cache")) == Some("none");
+    Some(DiskSource { backing, ..DiskSource::new(backend, direct_io) })
 }
 
 fn interface(device: Node<'_, '_>) -> Option<InterfaceConfig> {

@@ -13,11 +13,8 @@ pub(crate) fn hotplugged_source(volume: &str, paths: &Paths) -> Option<DiskSourc
     }
     let (device, file) = (paths.hotplugged(volume, true), paths.hotplugged(volume, false));
     let source = |backend, path: &std::path::Path| DiskSource {
-        backend,
-        backing: None,
-        direct_io: image::supports_direct_io(path),
         preallocated: image::is_preallocated(path),
-        made_size: 0,
+        ..DiskSource::new(backend, image::supports_direct_io(path))
     };
     if image::is_block_device(&device) {
         return Some(source(Backend::Block { path: device.clone() }, &device));

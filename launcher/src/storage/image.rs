@@ -48,12 +48,7 @@ impl ImageFormat {
 pub(crate) enum ImageError {
     /// Reading or writing failed.
     #[error("{path}: {source}")]
-    Io {
-        /// The image.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Io { path: PathBuf, source: std::io::Error },
     /// Neither raw nor qcow2.
     #[error("unsupported image format: {0}")]
     Format(&'static str),

@@ -4,6 +4,7 @@
 //! disk, an image with cloud-init's data. It returns one [`DiskSource`] a volume, which [`crate::domain`] renders as
 //! XML. Everything here blocks and runs on a blocking thread.
 
+mod access;
 mod claims;
 pub(crate) mod cloud_init;
 mod grow;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 pub(crate) use self::{
+    access::{Access, check_access},
     grow::claim_sizes,
     hotplug::hotplugged_source,
     image::ImageFormat,
@@ -42,11 +44,7 @@ pub(crate) enum ContainerDiskError {
 pub(crate) enum DiskError {
     /// A file of an image or a mounted volume cannot be opened.
     #[error("volume {volume}: {source}")]
-    File {
-        volume: String,
-        /// Cause.
-        source: FileError,
-    },
+    File { volume: String, source: FileError },
     /// The image of a container disk holds no disk where it must be.
     #[error(
         "volume {volume}: image {image} has no disk: {source}; it must contain exactly one disk image in /disk (raw or qcow2, for \
@@ -56,16 +54,17 @@ pub(crate) enum DiskError {
         volume: String,
         /// Reference of the image.
         image: String,
-        /// Cause.
         source: ContainerDiskError,
     },
     /// An image cannot be used.
     #[error("volume {volume}: {source}")]
-    Image {
-        volume: String,
-        /// Cause.
-        source: image::ImageError,
-    },
+    Image { volume: String, source: image::ImageError },
+    /// An image, or the directory of one, belongs to others.
+    #[error("volume {volume}: {source}")]
+    Refused { volume: String, source: access::Refusal },
+    /// An image cannot be opened.
+    #[error("volume {volume}: cannot open {path}: {source}")]
+    Open { volume: String, path: PathBuf, source: std::io::Error },
     /// The capacity of a volume is too small.
     #[error("the size for volume {0} is too low, must be at least 1MiB")]
     TooSmall(String),
@@ -77,7 +76,6 @@ pub(crate) enum DiskError {
         "unable to create {path}, not enough space, demanded size {wanted} B is bigger than available space {free} B, also after taking {lack} % toleration into account"
     )]
     NoSpace {
-        /// The image.
         path: PathBuf,
         /// Its size.
         wanted: u64,
@@ -102,33 +100,16 @@ pub(crate) enum DiskError {
     Link(String),
     /// The volume's content is invalid.
     #[error("volume {volume}: {message}")]
-    Content {
-        volume: String,
-        /// Cause.
-        message: String,
-    },
+    Content { volume: String, message: String },
     /// The block sizes of a volume cannot be read.
     #[error("volume {volume}: cannot read its block sizes: {source}")]
-    BlockSizes {
-        volume: String,
-        /// Cause.
-        source: std::io::Error,
-    },
+    BlockSizes { volume: String, source: std::io::Error },
     /// An ISO image cannot be created.
     #[error("volume {volume}: {source}")]
-    Iso {
-        volume: String,
-        /// Cause.
-        source: iso::IsoError,
-    },
+    Iso { volume: String, source: iso::IsoError },
     /// A file of the launcher cannot be written.
     #[error("cannot write {path}: {source}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Write { path: PathBuf, source: std::io::Error },
     /// A volume has no supported source.
     #[error("disk {0} references an unsupported source")]
     Unsupported(String),
@@ -150,6 +131,13 @@ pub(crate) struct DiskSource {
     pub(crate) preallocated: bool,
     /// Size in bytes of an image that the launcher created; 0 otherwise.
     pub(crate) made_size: u64,
+}
+
+impl DiskSource {
+    /// Returns a source that another has made, without a backing image.
+    pub(crate) const fn new(backend: Backend, direct_io: bool) -> Self {
+        Self { backend, backing: None, direct_io, preallocated: false, made_size: 0 }
+    }
 }
 
 /// File or block device of a disk.

@@ -114,17 +114,15 @@ fn open_claim(peer: &Peer, volume: &str, access: OFlags) -> Result<SafeDir, Erro
     Ok(SafeDir { fd: volumes.resolve("open", path, flags, Mode::empty(), BENEATH)?.into(), one_mount: true })
 }
 
-/// Clones the mount of the image of `volume` in an attachment pod, and gives the image to `user`.
-pub(crate) fn clone_image(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+/// Clones the mount of the image of `volume` in an attachment pod. Its owner stays: the group of the pod has access by `fsGroup`.
+pub(crate) fn clone_image(peer: &Peer, volume: &str) -> Result<DetachedMount, Error> {
     let claim = open_claim(peer, volume, OFlags::PATH)?;
     let named = OFlags::PATH | OFlags::NOFOLLOW;
     let image = match claim.resolve("open", Path::new(IMAGE), named, Mode::empty(), BENEATH) {
         Err(error) if error.is_not_found() => return Err(Error::NoImage),
         outcome => outcome?,
     };
-    let stat = stat_of(&image, Path::new(IMAGE))?;
-    require_kind(stat, Path::new(IMAGE), Kind::File)?;
-    give(&image, IMAGE, stat.uid, user)?;
+    require_kind(stat_of(&image, Path::new(IMAGE))?, Path::new(IMAGE), Kind::File)?;
     Ok(DetachedMount { mount: cloned(&image, IMAGE)?, device: None })
 }
 
@@ -150,11 +148,9 @@ pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Re
     Ok(DetachedMount { mount: cloned(&file, name)?, device: None })
 }
 
-/// Clones the mount of the claim `volume` in an attachment pod, and gives its directory to `user`.
-pub(crate) fn clone_directory(peer: &Peer, volume: &str, user: u32) -> Result<DetachedMount, Error> {
+/// Clones the mount of the claim `volume` in an attachment pod.
+pub(crate) fn clone_directory(peer: &Peer, volume: &str) -> Result<DetachedMount, Error> {
     let claim = open_claim(peer, volume, OFlags::PATH)?;
-    let stat = stat_of(&*claim.fd, Path::new(volume))?;
-    give(&claim.fd, volume, stat.uid, user)?;
     Ok(DetachedMount { mount: cloned(&claim.fd, volume)?, device: None })
 }
 

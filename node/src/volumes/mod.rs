@@ -89,7 +89,6 @@ pub(crate) struct Work {
 /// Reason why a volume was not handed over or taken back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The error.
     pub(crate) message: String,
     /// The attachment pod is not ready yet: nothing is wrong.
     pub(crate) waiting: bool,
@@ -226,8 +225,8 @@ impl Desk<'_> {
         let clone = move || match wanted {
             Content::Dump(file) => clone_dump(&holder, &name, &file, RUNTIME_USER),
             Content::Device => clone_device(&holder, &name, &published.numbers(&of_pod)?, RUNTIME_USER),
-            Content::Image => clone_image(&holder, &name, RUNTIME_USER),
-            Content::Directory => clone_directory(&holder, &name, RUNTIME_USER),
+            Content::Image => clone_image(&holder, &name),
+            Content::Directory => clone_directory(&holder, &name),
         };
         let source = self.call(volume, "clone the mount of a hot-plugged volume", clone).await?;
         if let Some(device) = source.device {

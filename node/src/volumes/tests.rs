@@ -84,7 +84,11 @@ fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 
 fn image(holder: &Pod, volume: &'static str) -> Result<safe_dir::namespace::DetachedMount, safe_dir::Error> {
     let peer = holder.1.clone();
-    apart(move || clone_image(&peer, volume, RUNTIME_USER))
+    apart(move || clone_image(&peer, volume))
+}
+
+fn owner(path: &Path) -> u32 {
+    std::os::unix::fs::MetadataExt::uid(&fs::metadata(path).unwrap())
 }
 
 /// A pod with the claim `data`, and a launcher with its directory.
@@ -124,8 +128,7 @@ fn a_dump_gets_a_file_of_its_own_and_replaces_the_former_one() {
     for name in ["a.memory.dump", "b.memory.dump", "b.memory.dump"] {
         let source = dump(name).unwrap();
         assert_eq!(listed(), ["disk.img".to_owned(), name.to_owned()].into(), "other files stay");
-        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(claim.join(name)).unwrap());
-        assert_eq!(owner, RUNTIME_USER);
+        assert_eq!(owner(&claim.join(name)), RUNTIME_USER);
         let (target, peer) = (scratch.target("data.img"), launcher.1.clone());
         target.create().unwrap();
         apart(move || {
@@ -145,6 +148,7 @@ fn a_dump_gets_a_file_of_its_own_and_replaces_the_former_one() {
 fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
     let scratch = Scratch::new("image");
     let Some((holder, launcher)) = pods(&scratch) else { return };
+    let own = owner(&scratch.0.join("claim/disk.img"));
     let target = scratch.target("data.img");
     target.create().unwrap();
     target.create().unwrap();
@@ -159,7 +163,7 @@ fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
     assert_eq!(scratch.volumes(&launcher), BTreeMap::from([("data".to_owned(), Form::Image)]));
     // On the node there is only the file.
     assert_eq!(fs::read_to_string(scratch.0.join("hotplug-disks/data.img")).unwrap(), "");
-    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(scratch.0.join("claim/disk.img")).unwrap()), 107);
+    assert_eq!(owner(&scratch.0.join("claim/disk.img")), own, "never given to another user");
     // Repeated by a restarted virt-handler.
     attach(image(&holder, "data").unwrap()).unwrap();
     assert_eq!(launcher.1.hotplugged_names().unwrap(), ["data.img"]);
@@ -185,19 +189,20 @@ fn an_image_is_handed_over_by_its_mount_and_taken_back_once_it_is_closed() {
 fn a_utility_volume_is_the_directory_of_its_claim() {
     let scratch = Scratch::new("directory");
     let Some((holder, launcher)) = pods(&scratch) else { return };
+    let own = owner(&scratch.0.join("claim"));
     let target = Target { form: Form::Directory, ..scratch.target("data") };
     for _ in 0..2 {
         target.create().unwrap();
         let (peer, place, holder) = (launcher.1.clone(), target.clone(), holder.1.clone());
-        apart(move || place.attach(&peer, &clone_directory(&holder, "data", RUNTIME_USER).unwrap())).unwrap();
+        apart(move || place.attach(&peer, &clone_directory(&holder, "data").unwrap())).unwrap();
     }
     assert_eq!(scratch.volumes(&launcher), BTreeMap::from([("data".to_owned(), Form::Directory)]));
     assert_eq!(launcher.1.hotplugged_names().unwrap(), ["data"], "a second time changes nothing");
     launcher.run("echo written > /run/kubevirt/hotplug-disks/data/file");
     assert_eq!(fs::read_to_string(scratch.0.join("claim/file")).unwrap(), "written\n");
-    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(scratch.0.join("claim")).unwrap()), RUNTIME_USER);
+    assert_eq!(owner(&scratch.0.join("claim")), own, "never given to another user");
     let peer = holder.1.clone();
-    let plain = apart(move || clone_directory(&peer, "plain", RUNTIME_USER)).unwrap_err();
+    let plain = apart(move || clone_directory(&peer, "plain")).unwrap_err();
     assert!(matches!(plain, safe_dir::Error::NotMounted(_)), "{plain:?}");
 
     let (place, peer) = (target.clone(), launcher.1.clone());
@@ -280,7 +285,7 @@ fn mounts_of_a_user_namespace_are_not_used() {
     std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     if line == "ready\n" {
         let peer = Arc::new(Peer::open(i32::try_from(child.id()).unwrap(), 0).unwrap());
-        let refused = apart(move || clone_image(&peer, "data", RUNTIME_USER)).unwrap_err();
+        let refused = apart(move || clone_image(&peer, "data")).unwrap_err();
         assert!(matches!(refused, safe_dir::Error::UserNamespace(_)), "{refused:?}");
         let _ = child.kill();
     } else {
@@ -329,7 +334,7 @@ async fn a_pod_that_does_not_hold_the_volume_of_the_vmi_is_refused() {
 #[test]
 fn a_process_of_the_node_is_no_pod() {
     let own = Arc::new(Peer::open(i32::try_from(std::process::id()).unwrap(), 0).unwrap());
-    let refused = apart(move || clone_image(&own, "data", RUNTIME_USER)).unwrap_err();
+    let refused = apart(move || clone_image(&own, "data")).unwrap_err();
     assert!(matches!(refused, safe_dir::Error::NodeNamespace(_)), "{refused:?}");
 }
 

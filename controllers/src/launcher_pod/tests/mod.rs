@@ -109,6 +109,9 @@ fn pod_has_one_container_and_passes_the_restricted_standard() {
     assert_eq!(security["runAsNonRoot"], true);
     assert_eq!(security["capabilities"], json!({"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}));
     assert_eq!(pod["spec"]["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    // kubelet gives each file of a claim to the group, also in a directory that has it.
+    assert_eq!(pod["spec"]["securityContext"]["fsGroup"], 107);
+    assert_eq!(pod["spec"]["securityContext"]["fsGroupChangePolicy"], Value::Null);
     assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
     for volume in pod["spec"]["volumes"].as_array().unwrap() {
         assert_eq!(volume["hostPath"], Value::Null);

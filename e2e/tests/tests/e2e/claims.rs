@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
-    Story,
-    storage::{Backing, Storage, on_host},
+    Story, own_cluster, skip,
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 use kube::api::{Patch, PatchParams};
@@ -71,4 +71,128 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
 fn paused(vmi: &Value) -> Option<Value> {
     let mut conditions = vmi["status"]["conditions"].as_array()?.iter();
     conditions.find(|condition| condition["type"] == "Paused" && condition["status"] == "True").cloned()
+}
+
+/// Content of the image that root has written.
+const WRITTEN: &str = "written-by-root";
+
+#[test]
+fn images_of_root_are_used_by_the_group_of_the_pod_or_named_with_their_owner() {
+    story("owned-claims", async |s| {
+        let local = Storage::make(s, "local", Backing::Directory).await?;
+        local
+            .lend(s, async |local| {
+                let host = Storage::make(s, "host", Backing::HostPath).await?;
+                host.lend(s, async |host| {
+                    of_local_volume(s, local).await?;
+                    of_host_path(s, host).await
+                })
+                .await
+            })
+            .await?;
+        if own_cluster()?.is_none() {
+            return skip("the test cluster's storage driver");
+        }
+        let result = of_driver(s).await;
+        let gone = delete_vmis_after(s, &result).await;
+        result.and(gone)
+    });
+}
+
+/// Returns a VMI with the image of a claim as disk.
+fn vmi_of(claim: &str, disk: &str) -> String {
+    manifests::kernel_vmi(claim)
+        .replace("devices: {}\n", &format!("devices: {{disks: [{{name: data, disk: {{{disk}}}}}]}}\n"))
+        .replace(
+            "spec:\n",
+            &format!("spec:\n  volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]\n"),
+        )
+}
+
+/// Starts the guest of a claim and reads the image from its disk.
+async fn read_in_guest(s: &Story, claim: &str, disk: &str) -> Result<()> {
+    s.apply(&vmi_of(claim, disk)).await?;
+    found_in_guest(s, claim).await
+}
+
+async fn found_in_guest(s: &Story, claim: &str) -> Result<()> {
+    s.wait_running(claim).await?;
+    let mut console = s.console(claim)?;
+    console.login("root", "ferrovirt").await?;
+    let (found, _) = console.run(&format!("head -c {} /dev/vda", WRITTEN.len())).await?;
+    ensure!(found.trim() == WRITTEN, "the disk of {claim} begins with {found:?}");
+    console.leave().await
+}
+
+async fn write_as_root(s: &Story, storage: &Storage, mode: &str) -> Result<()> {
+    let image = format!("{}/disk.img", storage.directory);
+    let write =
+        format!("printf {WRITTEN} >{image} && truncate -s 8M {image} && chown 0:0 {image} && chmod {mode} {image}");
+    on_host(s, &storage.node, &write).await.map(drop)
+}
+
+/// Returns user, group and mode of an image.
+async fn owner(s: &Story, storage: &Storage) -> Result<String> {
+    Ok(on_host(s, &storage.node, &format!("stat -c %u:%g:%a {}/disk.img", storage.directory)).await?.trim().to_owned())
+}
+
+/// kubelet gives what is in a local volume to the group of the pod, also what was written after its directory had that group.
+async fn of_local_volume(s: &Story, storage: &Storage) -> Result<()> {
+    let directory = &storage.directory;
+    on_host(s, &storage.node, &format!("chgrp 107 {directory} && chmod 2775 {directory}")).await?;
+    write_as_root(s, storage, "600").await?;
+    read_in_guest(s, "local", "bus: virtio").await?;
+    let owner = owner(s, storage).await?;
+    ensure!(owner.starts_with("0:107:66"), "the image is of {owner}");
+    Ok(())
+}
+
+/// kubelet changes nothing in a volume of type hostPath.
+async fn of_host_path(s: &Story, storage: &Storage) -> Result<()> {
+    write_as_root(s, storage, "644").await?;
+    read_in_guest(s, "host", "bus: virtio, readonly: true").await?;
+    s.delete("vmi", "host").await?;
+    s.wait_gone("vmi", "host", MINUTES).await?;
+
+    s.apply(&vmi_of("host", "bus: virtio")).await?;
+    let message = s.wait_event("host", "SyncFailed", MINUTES).await?;
+    ensure!(message.contains("user 0 and group 0 with mode 0644") && message.contains("chmod g+rw"), "{message:?}");
+    let left = owner(s, storage).await?;
+    ensure!(left == "0:0:644", "the image is of {left}");
+    // The start succeeds once the user has done what the message says.
+    let image = format!("{}/disk.img", storage.directory);
+    on_host(s, &storage.node, &format!("chgrp 107 {image} && chmod g+rw {image}")).await?;
+    found_in_guest(s, "host").await
+}
+
+/// A pod of root writes an image into a claim of a driver with fsGroupPolicy File.
+async fn of_driver(s: &Story) -> Result<()> {
+    s.apply(&format!(
+        "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: driver}}
+spec:
+  storageClassName: csi
+  accessModes: [ReadWriteOnce]
+  resources: {{requests: {{storage: 16Mi}}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: writer}}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  containers:
+  - name: writer
+    image: ferrovirt.io/toolbox:devel
+    imagePullPolicy: IfNotPresent
+    command: [sh, -c, 'printf {WRITTEN} >/claim/disk.img && truncate -s 8M /claim/disk.img && chmod 600 /claim/disk.img']
+    volumeMounts: [{{name: claim, mountPath: /claim}}]
+  volumes: [{{name: claim, persistentVolumeClaim: {{claimName: driver}}}}]
+"
+    ))
+    .await?;
+    s.wait("Pod", "writer", "write the image", MINUTES, |pod| pod["status"]["phase"] == "Succeeded").await?;
+    read_in_guest(s, "driver", "bus: virtio").await
 }

@@ -69,8 +69,8 @@ async fn utility_volumes(s: &Story, files: &Storage) -> Result<()> {
          done); d=$p/root/run/kubevirt/hotplug-disks/notes",
         uid(&s.launcher_pod("guest").await?)?
     );
-    let found = node.run(&format!("{directory}; echo from-the-launcher > $d/note; stat -c %u $d")).await?;
-    ensure!(found.trim() == "107", "the directory is of user {found}");
+    let found = node.run(&format!("{directory}; echo from-the-launcher > $d/note; stat -c %g $d")).await?;
+    ensure!(found.trim() == "107", "the directory is of group {found}");
     let note = on_host(s, &files.node, &format!("cat {}/note", files.directory)).await?;
     ensure!(note.trim() == "from-the-launcher", "the claim has {note:?}");
 

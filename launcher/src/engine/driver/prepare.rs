@@ -1,7 +1,7 @@
 //! Preparation of a domain: disks and XML, on blocking threads with time limits.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -18,7 +18,7 @@ use crate::{
     engine::model::{JobInput, RequestError, Wanted},
     options::VmiArgs,
     paths::Paths,
-    storage::{self, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
+    storage::{self, Access, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
     streaming::USB_CHANNELS,
 };
 
@@ -26,6 +26,8 @@ use crate::{
 const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
 /// Time limit of reading the claims' sizes of a running domain, and of rendering it.
 const COMPARE_DEADLINE: Duration = Duration::from_secs(3);
+/// Error of a volume that cannot be opened.
+const NOT_READABLE: &str = "the volume cannot be opened in the pod of virt-launcher yet";
 /// Limit of concurrent reads of claims' sizes.
 static SIZE_READS: Semaphore = Semaphore::const_new(1);
 /// Debian's directory of UEFI firmware, in case the cluster's setting names another distribution's.
@@ -58,25 +60,18 @@ impl Preparation {
 
     /// Prepares the disks and renders the domain's XML.
     pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
-        let work = tokio::task::spawn_blocking(move || self.domain_blocking(Purpose::Start).map(Box::new));
-        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("preparing the disks took too long")),
-        }
+        in_time("preparing the disks", move || self.domain_blocking(Purpose::Start).map(Box::new)).await
     }
 
     /// Prepares the disks of a domain that arrives from another launcher and renders its XML. The XML is not used: libvirt gets
     /// that of the source.
     pub(super) async fn target(self) -> Result<Box<Domain>, RequestError> {
-        let work = tokio::task::spawn_blocking(move || {
+        in_time("preparing the disks", move || {
             let domain = self.domain_blocking(Purpose::MigrationTarget)?;
             storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
             Ok(Box::new(domain))
-        });
-        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("preparing the disks took too long")),
-        }
+        })
+        .await
     }
 
     fn domain_blocking(&self, purpose: Purpose) -> Result<Domain, RequestError> {
@@ -139,11 +134,11 @@ impl Preparation {
 
     /// Opens the hot-plugged volumes that the pod has and the domain has not. Returns the volumes that cannot be opened in
     /// time: storage that does not answer delays no other volume, and is not opened again before it answers.
-    async fn plugged_sources(&self, active: &DomainConfig) -> (Vec<(String, Plugged)>, Vec<String>) {
+    async fn plugged_sources(&self, active: &DomainConfig) -> (Vec<(String, Plugged)>, Vec<(String, String)>) {
         let mut opened = tokio::task::JoinSet::new();
-        let mut left_out = BTreeSet::new();
+        let mut left_out = BTreeMap::new();
         for volume in handed_over(&self.wanted.vmi, active) {
-            left_out.insert(volume.clone());
+            left_out.insert(volume.clone(), NOT_READABLE.to_owned());
             let Some(turn) = Turn::take(&volume) else { continue };
             let this = self.clone();
             opened.spawn_blocking(move || {
@@ -155,9 +150,13 @@ impl Preparation {
         let mut sources = Vec::new();
         let limit = tokio::time::Instant::now() + COMPARE_DEADLINE;
         while let Ok(Some(result)) = tokio::time::timeout_at(limit, opened.join_next()).await {
-            if let Ok((volume, Some(plugged))) = result {
-                left_out.remove(&volume);
-                sources.push((volume, plugged));
+            match result {
+                Ok((volume, Ok(plugged))) => {
+                    left_out.remove(&volume);
+                    sources.push((volume, plugged));
+                }
+                Ok((volume, Err(message))) => drop(left_out.insert(volume, message)),
+                Err(_) => {}
             }
         }
         opened.detach_all();
@@ -187,15 +186,23 @@ impl Preparation {
     /// Writes the tags of interfaces to the cloud-init image. Returns its volume and size if the data source can hold
     /// tags.
     pub(super) async fn write_tags(self, definition: String) -> Result<Option<(String, u64)>, RequestError> {
-        let work = tokio::task::spawn_blocking(move || {
+        in_time("writing the interfaces' tags", move || {
             let interfaces = domain::tagged_interfaces(&self.wanted.vmi, &definition);
             storage::write_interface_tags(&self.wanted.vmi, &self.pod.paths, interfaces)
                 .map_err(RequestError::retryable)
-        });
-        match tokio::time::timeout(PREPARE_DEADLINE, work).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) | Err(_) => Err(RequestError::retryable("writing the interfaces' tags took too long")),
-        }
+        })
+        .await
+    }
+}
+
+/// Does work on a blocking thread, within the time limit.
+async fn in_time<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+) -> Result<T, RequestError> {
+    match tokio::time::timeout(PREPARE_DEADLINE, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(result)) => result,
+        Ok(Err(_)) | Err(_) => Err(RequestError::retryable(format!("{what} took too long"))),
     }
 }
 
@@ -234,27 +241,21 @@ fn handed_over(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Vec<Strin
     volumes.map(|volume| volume.name.clone()).filter(|name| has_disk(name) && !is_active(name)).collect()
 }
 
-fn open_plugged(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Option<Plugged> {
-    let source = storage::hotplugged_source(volume, paths)?;
-    let disk = vmi.spec.domain.devices.disks.iter().find(|disk| disk.name == volume)?;
-    let block_sizes = if disk.cdrom.is_none() && storage::matches_volume(disk) {
-        Some(storage::image::block_sizes(&source.backend).ok()?)
-    } else {
-        None
-    };
-    Some(Plugged { source, block_sizes })
+/// Opens a hot-plugged volume, or returns why it cannot be opened.
+fn open_plugged(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Plugged, String> {
+    let disk = vmi.spec.domain.devices.disks.iter().find(|disk| disk.name == volume).ok_or(NOT_READABLE)?;
+    let source = storage::hotplugged_source(volume, paths).ok_or(NOT_READABLE)?;
+    storage::check_access(volume, &source.backend, Access::of(disk.is_read_only()))
+        .map_err(|error| error.to_string())?;
+    let matched = disk.cdrom.is_none() && storage::matches_volume(disk);
+    let block_sizes = matched.then(|| storage::image::block_sizes(&source.backend)).transpose();
+    Ok(Plugged { source, block_sizes: block_sizes.map_err(|_| NOT_READABLE)? })
 }
 
 /// Returns the sources of a running domain's disks. A volume that the domain lacks gets an arbitrary one: only its presence
 /// is compared. A hot-plugged volume that the domain lacks needs its own.
 fn disks_of(vmi: &VirtualMachineInstance, active: &DomainConfig, plugged: Vec<(String, Plugged)>) -> Prepared {
-    let unknown = || DiskSource {
-        backend: Backend::File { path: "/".into(), format: ImageFormat::Raw },
-        backing: None,
-        direct_io: true,
-        preallocated: false,
-        made_size: 0,
-    };
+    let unknown = || DiskSource::new(Backend::File { path: "/".into(), format: ImageFormat::Raw }, true);
     let mut prepared = Prepared::default();
     for (volume, Plugged { source, block_sizes }) in plugged {
         prepared.block_sizes.extend(block_sizes.map(|sizes| (volume.clone(), sizes)));

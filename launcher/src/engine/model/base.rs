@@ -95,7 +95,6 @@ pub(crate) struct Kill {
 /// Requests to end a domain that a former worker may have started: they wait until this worker has looked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Looking {
-    /// Time limit.
     pub(crate) until: Instant,
     pub(crate) then: Vec<(RequestId, Action)>,
 }

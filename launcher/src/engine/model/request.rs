@@ -158,7 +158,6 @@ pub(crate) enum RequestError {
     /// The domain cannot be started.
     #[error("{message}")]
     Start {
-        /// Cause.
         message: String,
         /// A retry cannot succeed.
         permanent: bool,

@@ -13,7 +13,9 @@ use crate::{
     files::{FileError, UntrustedDir},
     paths::Paths,
     storage::{
-        Backend, ContainerDiskError, DiskError, DiskSource,
+        Access, Backend, ContainerDiskError, DiskError, DiskSource,
+        access::refusal,
+        check_access,
         claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
         grow,
         image::{self, ImageFormat},
@@ -55,13 +57,8 @@ pub(super) fn layer(
     image::create_qcow2(&path, size, Some((&backing, format)))
         .map_err(|source| DiskError::Image { volume: volume.to_owned(), source })?;
     let direct_io = image::supports_direct_io(&path) && image::supports_direct_io(&backing);
-    Ok(DiskSource {
-        backend: Backend::File { path, format: ImageFormat::Qcow2 },
-        backing: Some((backing, format)),
-        direct_io,
-        preallocated: false,
-        made_size: 0,
-    })
+    let backend = Backend::File { path, format: ImageFormat::Qcow2 };
+    Ok(DiskSource { backing: Some((backing, format)), ..DiskSource::new(backend, direct_io) })
 }
 
 /// Image that is created if it is missing.
@@ -83,37 +80,31 @@ pub(crate) fn claim_backend(volume: &str, block: bool, paths: &Paths) -> Backend
     Backend::File { path: paths.filesystem_volume(volume).join(CLAIM_IMAGE), format: ImageFormat::Raw }
 }
 
-/// Returns the source of a claim: a block device, or the image file in its file system. With a tolerance the image
-/// belongs to the VMI: it is created with `least` bytes or more if missing, and grows to the claim's capacity.
+/// Returns the source of a claim: a block device, or the image file in its file system. With a tolerance and a least size the
+/// image belongs to the VMI: it is created with that size or more if missing, and grows to the claim's capacity.
 pub(super) fn claim_source(
     volume: &str,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
-    own: Option<&Tolerance>,
-    least: u64,
+    own: Option<(&Tolerance, u64)>,
+    access: Access,
 ) -> Result<DiskSource, DiskError> {
     let device = paths.block_volume(volume);
     if image::is_block_device(&device) {
         let direct_io = image::supports_direct_io(&device);
-        return Ok(DiskSource {
-            backend: claim_backend(volume, true, paths),
-            backing: None,
-            direct_io,
-            preallocated: false,
-            made_size: 0,
-        });
+        return Ok(DiskSource::new(claim_backend(volume, true, paths), direct_io));
     }
     let info = claim_info(volume, vmi);
     let own = match (own, info) {
-        (Some(tolerance), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance)),
+        (Some((tolerance, least)), Some(info)) => claim_size(volume, info)?.map(|size| (size, tolerance, least)),
         _ => None,
     };
-    let missing = own.map(|(size, tolerance)| NewImage { size: size.max(least), least, tolerance });
-    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, missing)?;
+    let missing = own.map(|(size, tolerance, least)| NewImage { size: size.max(least), least, tolerance });
+    let source = filesystem_disk(volume, &paths.filesystem_volume(volume), CLAIM_IMAGE, missing, access)?;
     // The image of a CD-ROM has its final size, and other VMIs may use it.
     let in_drive = vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == volume && disk.cdrom.is_some());
     if !in_drive
-        && let (Backend::File { path, .. }, Some((size, _))) = (&source.backend, own)
+        && let (Backend::File { path, .. }, Some((size, ..))) = (&source.backend, own)
         && let Err(error) =
             grow::grow(path, size, info.and_then(|info| info.filesystem_overhead.as_deref()), source.preallocated)
     {
@@ -128,20 +119,32 @@ pub(super) fn filesystem_disk(
     directory: &Path,
     file: &str,
     create: Option<NewImage<'_>>,
+    access: Access,
 ) -> Result<DiskSource, DiskError> {
-    let failed = |source| DiskError::File { volume: volume.to_owned(), source };
+    let refused = |access, errno| {
+        let source = refusal(access, directory, errno)?;
+        Some(DiskError::Refused { volume: volume.to_owned(), source })
+    };
+    let failed = |source: FileError| {
+        let errno = source.errno().map(rustix::io::Errno::raw_os_error);
+        refused(Access::Search, errno).unwrap_or_else(|| DiskError::File { volume: volume.to_owned(), source })
+    };
     let dir = UntrustedDir::open(directory).map_err(failed)?;
     if !Paths::is_single_component(file) {
         return Err(DiskError::Name(file.to_owned()));
     }
     let path = match (dir.regular_file(Path::new(file)), create) {
         (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some(new)) => {
-            make_raw(&directory.join(file), directory, new)?;
+            make_raw(&directory.join(file), directory, new).map_err(|error| match &error {
+                DiskError::Write { source, .. } => refused(Access::Create, source.raw_os_error()).unwrap_or(error),
+                _ => error,
+            })?;
             dir.regular_file(Path::new(file)).map_err(failed)?
         }
         (result, _) => result.map_err(failed)?,
     };
     let mut source = file_source(path.clone(), ImageFormat::Raw);
+    check_access(volume, &source.backend, access)?;
     source.preallocated = image::is_preallocated(&path);
     Ok(source)
 }
@@ -188,7 +191,7 @@ pub(super) fn check_destination(volume: &str, source: &DiskSource, paths: &Paths
 
 pub(super) fn file_source(path: PathBuf, format: ImageFormat) -> DiskSource {
     let direct_io = image::supports_direct_io(&path);
-    DiskSource { backend: Backend::File { path, format }, backing: None, direct_io, preallocated: false, made_size: 0 }
+    DiskSource::new(Backend::File { path, format }, direct_io)
 }
 
 pub(super) fn make_parent(path: &Path) -> Result<(), DiskError> {

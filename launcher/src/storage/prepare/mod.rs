@@ -7,7 +7,7 @@ mod disk_images;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
@@ -24,7 +24,7 @@ use self::{
     },
 };
 use super::{
-    Backend, DiskError, DiskSource,
+    Access, Backend, DiskError, DiskSource, check_access,
     claims::{capacity, device_size, disk_size, least_size},
     hotplug::hotplugged_source,
     image::{self, BlockSizes, ImageFormat},
@@ -80,26 +80,34 @@ pub(crate) fn prepare(
     purpose: Purpose,
 ) -> Result<Prepared, DiskError> {
     let mut prepared = Prepared::default();
-    let disks: BTreeSet<&str> = vmi.spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
+    let disks: BTreeMap<&str, Access> = vmi
+        .spec
+        .domain
+        .devices
+        .disks
+        .iter()
+        .map(|disk| (disk.name.as_str(), Access::of(disk.is_read_only())))
+        .collect();
     for volume in &vmi.spec.volumes {
         if !Paths::is_single_component(&volume.name) {
             return Err(DiskError::Name(volume.name.clone()));
         }
-        if !disks.contains(volume.name.as_str()) {
-            continue;
-        }
+        let Some(&access) = disks.get(volume.name.as_str()) else { continue };
         if hotplug::is_hotplugged(vmi, volume) {
             let source = hotplug::status_of(vmi, &volume.name)
                 .filter(|status| hotplug::is_handed_over(status))
                 .and_then(|_| hotplugged_source(&volume.name, paths));
-            prepared.sources.extend(source.map(|source| (volume.name.clone(), source)));
+            if let Some(source) = source {
+                check_access(&volume.name, &source.backend, access)?;
+                prepared.sources.insert(volume.name.clone(), source);
+            }
             continue;
         }
         if let Some(cloud_init) = cloud_init_volume(volume) {
             prepared.sources.insert(volume.name.clone(), make_cloud_init(&cloud_init, vmi, paths, Vec::new())?);
             continue;
         }
-        let source = make(volume, vmi, paths, tolerance, purpose)?;
+        let source = make(volume, vmi, paths, (tolerance, purpose), access)?;
         prepared.sources.insert(volume.name.clone(), source);
     }
     for disk in vmi.spec.domain.devices.disks.iter().filter(|disk| matches_volume(disk)) {
@@ -139,10 +147,7 @@ pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result
     let status = vmi.status.iter().flat_map(|status| &status.volume_status);
     let recorded = status.filter_map(|status| Some((status.name.as_str(), u64::try_from(status.size?).ok()?)));
     for (name, size) in recorded.filter(|(name, size)| *size > 0 && Paths::is_single_component(name)) {
-        let is_copied = |disk: &&Disk| {
-            let readonly = disk.disk.as_ref().is_some_and(|disk| disk.readonly);
-            disk.name == name && disk.cdrom.is_none() && disk.lun.is_none() && !readonly
-        };
+        let is_copied = |disk: &&Disk| disk.name == name && disk.lun.is_none() && !disk.is_read_only();
         if !vmi.spec.domain.devices.disks.iter().any(|disk| is_copied(&disk)) {
             continue;
         }
@@ -168,8 +173,8 @@ fn make(
     volume: &Volume,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
-    tolerance: &Tolerance,
-    purpose: Purpose,
+    (tolerance, purpose): (&Tolerance, Purpose),
+    access: Access,
 ) -> Result<DiskSource, DiskError> {
     let name = volume.name.as_str();
     if let Some(disk) = &volume.container_disk {
@@ -186,7 +191,8 @@ fn make(
         return Ok(file_source(path, ImageFormat::Qcow2));
     }
     if volume.ephemeral.as_ref().is_some_and(|ephemeral| ephemeral.persistent_volume_claim.is_some()) {
-        let (Backend::File { path, .. } | Backend::Block { path }) = claim_source(name, vmi, paths, None, 0)?.backend;
+        let (Backend::File { path, .. } | Backend::Block { path }) =
+            claim_source(name, vmi, paths, None, Access::Read)?.backend;
         // Raw, whatever its first bytes are: the disk belongs to the guest, which may have encrypted it.
         let size = device_size(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
         return layer(name, path, ImageFormat::Raw, size, paths);
@@ -198,18 +204,18 @@ fn make(
             if let Some(size) = capacity(name, vmi)?.filter(|size| *size < least) {
                 return Err(DiskError::Destination { volume: name.to_owned(), size, least });
             }
-            let source = claim_source(name, vmi, paths, Some(tolerance), least)?;
+            let source = claim_source(name, vmi, paths, Some((tolerance, least)), access)?;
             check_destination(name, &source, paths, least)?;
             return Ok(source);
         }
-        return claim_source(name, vmi, paths, (purpose == Purpose::Start).then_some(tolerance), 0);
+        return claim_source(name, vmi, paths, (purpose == Purpose::Start).then_some((tolerance, 0)), access);
     }
     if let Some(host) = &volume.host_disk {
         let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
         let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
         let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
         let missing = size.map(|size| NewImage { size, least: 0, tolerance });
-        return filesystem_disk(name, &paths.filesystem_volume(name), file, missing);
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, missing, access);
     }
     let (directory, label) = if let Some(v) = &volume.config_map {
         (paths.config_map(name), v.volume_label.as_deref())

@@ -30,8 +30,6 @@ use crate::{
 
 /// Limit of items in the published state.
 const ITEMS: usize = 256;
-/// Error of a volume that cannot be opened.
-const NOT_READABLE: &str = "the volume cannot be opened in the pod of virt-launcher yet";
 
 /// Sync of the running domain.
 #[derive(Clone, Debug)]
@@ -46,10 +44,7 @@ pub(crate) struct Sync {
 #[derive(Clone, Debug)]
 enum Step {
     /// Waits for the connection.
-    Connecting {
-        /// Time limit.
-        until: Instant,
-    },
+    Connecting { until: Instant },
     /// Starts DHCP, console and credentials if a former worker did.
     Serving,
     /// Reads the claims' sizes and renders the wanted domain.
@@ -94,7 +89,7 @@ impl Sync {
         base: &mut Base,
         sizes: &[(String, u64)],
         wanted: Result<Box<DomainConfig>, DomainError>,
-        left_out: &[String],
+        left_out: Vec<(String, String)>,
     ) -> Option<Self> {
         let (hotplugged, active) = (base.hotplugged.clone(), base.active.clone());
         if let Ok(wanted) = &wanted {
@@ -107,8 +102,8 @@ impl Sync {
         };
         let mut items = difference.results();
         items.extend(wanted.err().and_then(|error| rendering_failure(&error, &active)));
-        let unreadable = |name: &String| Item::new(ItemKind::Volume, name).failed(NOT_READABLE.to_owned());
-        items.extend(left_out.iter().map(unreadable));
+        let unreadable = |(name, message): (String, String)| Item::new(ItemKind::Volume, &name).failed(message);
+        items.extend(left_out.into_iter().map(unreadable));
         difference.steps.retain(|step| step.at_restart().is_none());
         self.change(base, Changes { steps: difference.steps.into(), items, changed: false })
     }
@@ -177,7 +172,7 @@ impl Steps for Sync {
             (Step::Serving, JobInput::Served(Ok(()))) => sync(Step::Serving).on_served(base),
             (Step::Serving, JobInput::Served(Err(error))) => sync(Step::Serving).fail(base, error),
             (Step::Comparing, JobInput::Compared { sizes, wanted, left_out }) => {
-                sync(Step::Comparing).on_compared(base, &sizes, wanted, &left_out)
+                sync(Step::Comparing).on_compared(base, &sizes, wanted, left_out)
             }
             (Step::Changing(mut changes), JobInput::DiskGrown(result)) => {
                 let result = changes.on_disk_grown(result);
@@ -194,7 +189,25 @@ impl Steps for Sync {
             (Step::Resuming(items), JobInput::Resumed(Ok(()))) => Some(sync(Step::Comparing).read(base, items)),
             (Step::Resuming(_), JobInput::Resumed(Err(error))) => sync(Step::Comparing).fail(base, error.into()),
             (Step::Reading(items), JobInput::Read) => sync(Step::Comparing).complete(base, items),
-            (step, _) => Some(sync(step)),
+            // Late.
+            (
+                step,
+                JobInput::Served(_)
+                | JobInput::Compared { .. }
+                | JobInput::DiskGrown(_)
+                | JobInput::VcpusPlugged(_)
+                | JobInput::DeviceChanged(_)
+                | JobInput::Resumed(_),
+            ) => Some(sync(step)),
+            (
+                step,
+                JobInput::Timer
+                | JobInput::Read
+                | JobInput::Seen(_)
+                | JobInput::Gone(_)
+                | JobInput::Abort(_)
+                | results_of!(start shutdown dump source prepared opened),
+            ) => Some(sync(step)),
         }
     }
 
