@@ -46,18 +46,10 @@ enum CredentialError {
     Offline,
     /// A user's SSH keys cannot be written.
     #[error("Error encountered writing ssh pub key access credentials for user [{user}]: {source}")]
-    Keys {
-        user: String,
-        /// Cause.
-        source: GuestAgentError,
-    },
+    Keys { user: String, source: GuestAgentError },
     /// A user's password cannot be set.
     #[error("Error encountered setting password for user [{user}]: {source}")]
-    Password {
-        user: String,
-        /// Cause.
-        source: GuestAgentError,
-    },
+    Password { user: String, source: GuestAgentError },
 }
 
 impl CredentialError {

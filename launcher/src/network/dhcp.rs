@@ -44,11 +44,7 @@ pub(crate) enum DhcpError {
     Lease(String),
     /// The socket cannot be set up.
     #[error("cannot serve DHCP on {bridge}: {source}")]
-    Socket {
-        bridge: String,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Socket { bridge: String, source: std::io::Error },
 }
 
 /// The guest's network configuration.

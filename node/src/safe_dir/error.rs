@@ -25,7 +25,6 @@ pub enum Error {
     /// A directory of a container has a forbidden file system type.
     #[error("{} of the container is on a file system of type {found}, expected {expected}", path.display())]
     FileSystem {
-        /// The directory.
         path: PathBuf,
         /// The type of its file system.
         found: String,
@@ -54,7 +53,6 @@ pub enum Error {
     /// The file exceeds the limit.
     #[error("{} has more than {limit} bytes", path.display())]
     TooLarge {
-        /// The file.
         path: PathBuf,
         /// The limit in bytes.
         limit: usize,

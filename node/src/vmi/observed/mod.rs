@@ -55,7 +55,6 @@ pub(super) enum ObjectState {
 /// A failed call that is retried later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// The error.
     pub(super) message: String,
     /// Consecutive failures.
     pub(super) count: u32,
