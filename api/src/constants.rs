@@ -39,6 +39,10 @@ pub mod component {
     pub const HOTPLUG_DISK: &str = "hotplug-disk";
     /// Container of a pod that attaches a claim.
     pub const HOTPLUG_CONTAINER: &str = "hotplug-disk";
+    /// Pods that fill the claims of DataVolumes.
+    pub const VIRT_IMPORTER: &str = "virt-importer";
+    /// Container of a pod that fills a claim.
+    pub const IMPORT_CONTAINER: &str = "importer";
     /// Main container of a launcher pod.
     pub const COMPUTE_CONTAINER: &str = "compute";
 }
@@ -159,6 +163,8 @@ pub mod label {
 
 /// Annotations.
 pub mod annotation {
+    /// UID of a DataVolume whose claim is filled by the importer of Ferrovirt.
+    pub const IMPORT: &str = "ferrovirt.io/import";
     /// Name of the file with a memory dump, on its claim.
     pub const MEMORY_DUMP: &str = "kubevirt.io/memory-dump";
     /// Trace context of a start.

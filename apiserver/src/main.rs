@@ -28,6 +28,9 @@ enum Step {
         /// Cluster configuration of the installation as JSON, checked before the update
         #[arg(long)]
         configuration: Option<String>,
+        /// Also those of the importer, where nobody else has brought them
+        #[arg(long)]
+        importer: bool,
     },
     /// Delete the KubeVirt object, and with it the workloads; fail while workloads block it
     Uninstall {
@@ -65,11 +68,15 @@ async fn serve() -> anyhow::Result<()> {
     let verbosity = daemon::logging::init("virt-api", arguments.verbosity);
     match arguments.step {
         None => apiserver::run(arguments.port, verbosity).await.context("virt-api cannot serve"),
-        Some(Step::ApplyDefinitions { configuration }) => {
+        Some(Step::ApplyDefinitions { configuration, importer }) => {
             if let Some(configuration) = &configuration {
                 apiserver::helm_hooks::check_configuration(configuration)?;
             }
-            Ok(apiserver::helm_hooks::apply_definitions().await?)
+            apiserver::helm_hooks::apply_definitions().await?;
+            if importer {
+                apiserver::helm_hooks::apply_importer_definitions().await?;
+            }
+            Ok(())
         }
         Some(Step::Uninstall { keep }) => Ok(apiserver::helm_hooks::uninstall(keep).await?),
         Some(Step::CleanUp { delete_definitions }) => Ok(apiserver::helm_hooks::clean_up(delete_definitions).await?),

@@ -9,6 +9,7 @@ mod cache;
 mod certificates;
 mod clone_source;
 mod evacuation;
+mod importer;
 mod inventory;
 mod kubevirt;
 mod launcher_pod;
@@ -127,6 +128,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
     pod_trace::follow(&caches, &traces);
     spawner.spawn_once("disruption budgets", budgets::remove(client.clone()));
+    spawner.spawn("import progress", importer::progress::follow(caches.clone()));
     let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone(), traces);
     spawner.spawn("leader", lead::lead(controllers, sources, caches, executor, config, spawner.clone()));
     let kept = tokio::select! {

@@ -1,6 +1,18 @@
 //! Command line of virt-controller.
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+
+/// Use of the importer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImporterMode {
+    /// It fills DataVolumes while CDI is not installed.
+    #[default]
+    Auto,
+    /// The same, and each DataVolume that is left to CDI gets an event.
+    On,
+    /// It begins nothing.
+    Off,
+}
 
 /// The cluster-wide controllers.
 #[derive(Clone, Debug, Parser)]
@@ -12,6 +24,12 @@ pub struct Options {
     /// Image with which tools inspect disks; by default they use `libguestfs-tools` beside the launcher image.
     #[arg(long, env = "GUESTFS_IMAGE", default_value = "")]
     pub guestfs_image: String,
+    /// Use of the importer, which fills DataVolumes in clusters without CDI.
+    #[arg(long, value_enum, default_value_t, requires_ifs = [("auto", "importer_image"), ("on", "importer_image")])]
+    pub importer: ImporterMode,
+    /// Image of import pods.
+    #[arg(long, env = "IMPORTER_IMAGE", default_value = "")]
+    pub importer_image: String,
     /// Carries out `roleAggregationStrategy`. The API server lets virt-controller change the labels of the cluster roles only
     /// with the right to `escalate` them, which the chart grants together with this flag.
     #[arg(long)]

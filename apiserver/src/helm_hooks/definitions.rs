@@ -1,6 +1,6 @@
 //! `apply-definitions`: the custom resource definitions, and their deletion by `clean-up`.
 
-use api::{KubeVirt, constants::KUBEVIRT_NAME, kubevirt::spec::KubeVirtSpec};
+use api::{KubeVirt, cdi::label, constants::KUBEVIRT_NAME, kubevirt::spec::KubeVirtSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
@@ -13,6 +13,13 @@ use super::{HookError, call};
 /// Field manager of the definitions: that of Helm. Helm 4 applies them on an installation, which after an upgrade by this hook and an
 /// uninstallation would conflict with fields of another manager.
 const MANAGER: &str = "helm";
+
+/// Field manager of the definitions of the importer.
+const IMPORTER_MANAGER: &str = "ferrovirt-importer";
+/// Definition of CDI's own configuration. While it exists, CDI is installed.
+const CDI: &str = "cdis.cdi.kubevirt.io";
+/// Label that the operator of CDI gives its definitions.
+const CDI_LABEL: &str = "operator.cdi.kubevirt.io";
 
 /// Validates a configuration as JSON like the webhook. Malformed JSON is left to the API server.
 ///
@@ -62,10 +69,48 @@ pub async fn apply_definitions() -> Result<(), HookError> {
     Ok(())
 }
 
+/// Applies the definitions of the importer where nobody else has brought them.
+pub async fn apply_importer_definitions() -> Result<(), HookError> {
+    let api = Api::<CustomResourceDefinition>::all(daemon::client::connect().await?);
+    let is_cdi_installed = read(&api, CDI).await?.is_some();
+    for definition in api::crds::importer().map_err(|error| HookError::Definitions(error.to_string()))? {
+        let name = definition.name_any();
+        let live = read(&api, &name).await?;
+        if let Some(live) = live
+            && (is_cdi_installed || !is_ours(&live) || is_current(&live, &definition))
+        {
+            tracing::info!(name, "definition exists and is left as it is");
+            continue;
+        }
+        api.patch(&name, &PatchParams::apply(IMPORTER_MANAGER).force(), &Patch::Apply(&definition))
+            .await
+            .map_err(call(format!("cannot apply the definition {name}")))?;
+        tracing::info!(name, "definition was applied");
+    }
+    Ok(())
+}
+
+/// Returns true for a definition that the importer brought and CDI has not taken over.
+fn is_ours(live: &CustomResourceDefinition) -> bool {
+    live.labels().contains_key(label::DEFINITION) && !live.labels().contains_key(CDI_LABEL)
+}
+
+async fn read(api: &Api<CustomResourceDefinition>, name: &str) -> Result<Option<CustomResourceDefinition>, HookError> {
+    api.get_opt(name).await.map_err(call(format!("cannot read the definition {name}")))
+}
+
 /// Deletes the definitions that have no objects. The objects of users must not be deleted with them.
 pub(super) async fn delete_definitions(client: &Client) -> Result<(), HookError> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
-    for definition in api::crds::all().map_err(|error| HookError::Definitions(error.to_string()))? {
+    let generated = |error: api::crds::CrdError| HookError::Definitions(error.to_string());
+    let mut definitions = api::crds::all().map_err(generated)?;
+    if read(&api, CDI).await?.is_none() {
+        for definition in api::crds::importer().map_err(generated)? {
+            let live = read(&api, &definition.name_any()).await?;
+            definitions.extend(live.is_some_and(|live| is_ours(&live)).then_some(definition));
+        }
+    }
+    for definition in definitions {
         let name = definition.name_any();
         let objects = Api::<DynamicObject>::all_with(client.clone(), &resource(&definition));
         match objects.list_metadata(&ListParams::default().limit(1)).await {
@@ -150,6 +195,16 @@ mod tests {
             found.sort();
             assert_eq!(found, expected, "{text}");
         }
+    }
+
+    #[test]
+    fn definition_that_cdi_took_over_is_not_ours() {
+        let mut live = api::crds::importer().unwrap().remove(0);
+        assert!(is_ours(&live));
+        live.metadata.labels.get_or_insert_default().insert(CDI_LABEL.to_owned(), String::new());
+        assert!(!is_ours(&live));
+        live.metadata.labels = None;
+        assert!(!is_ours(&live));
     }
 
     #[test]

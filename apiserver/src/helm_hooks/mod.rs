@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::{
     cleanup::clean_up,
-    definitions::{apply_definitions, check_configuration},
+    definitions::{apply_definitions, apply_importer_definitions, check_configuration},
     test_vm::test_vm,
     uninstall::uninstall,
 };

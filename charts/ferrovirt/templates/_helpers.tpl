@@ -37,6 +37,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The use of the importer. In YAML, on and off without quotes are true and false. An upgrade can lack the value. */}}
+{{- define "ferrovirt.importer" -}}
+{{- $value := toString (ternary "auto" .Values.importer (kindIs "invalid" .Values.importer)) -}}
+{{ get (dict "true" "on" "false" "off") $value | default $value }}
+{{- end -}}
+
 {{/* Labels of objects that belong to no component. */}}
 {{- define "ferrovirt.labels" -}}
 {{ include "ferrovirt.componentLabels" (list . "kubevirt") }}
@@ -93,6 +99,11 @@ imagePullSecrets:
 {{- $names = append $names ($.Files.Get $path | fromYaml).metadata.name }}
 {{- end }}
 {{- toJson $names }}
+{{- end -}}
+
+{{/* The names of the definitions of the importer, which CDI has as well, as JSON. */}}
+{{- define "ferrovirt.importerDefinitions" -}}
+["datasources.cdi.kubevirt.io", "datavolumes.cdi.kubevirt.io"]
 {{- end -}}
 
 {{/* Security of an unprivileged pod: passes the pod security standard "restricted". */}}
@@ -250,6 +261,16 @@ clientConfig:
 {{- define "ferrovirt.controlledBy" -}}
 {{- $object := index . 0 -}}
 has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("kubevirt.io/") && o.kind in {{ rest . | toJson }})
+{{- end -}}
+
+{{/* CEL: a DataVolume controls an object: ferrovirt.ofDataVolume "oldObject" */}}
+{{- define "ferrovirt.ofDataVolume" -}}
+has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume" && o.uid != "")
+{{- end -}}
+
+{{/* CEL: a pod fills a claim: ferrovirt.isImportPod "oldObject" */}}
+{{- define "ferrovirt.isImportPod" -}}
+has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ . }}.metadata.labels["kubevirt.io"] == "virt-importer" && {{ . }}.metadata.name.startsWith("importer-") && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.uid != "" && ((o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume") || (o.apiVersion == "v1" && o.kind == "PersistentVolumeClaim" && o.name.startsWith("tmp-pvc-"))))
 {{- end -}}
 
 {{/* CEL: the KubeVirt object, as parameter of a policy, is deleted together with the workloads */}}

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::{
     certificates::{Certificates, Requests},
     evacuation::Evacuations,
+    importer::{DataSources, Importer},
     kubevirt::Installation,
     migration::Migrations,
     node::Nodes,
@@ -36,6 +37,8 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Migrations::new(setup)),
         runner(setup, ReplicaSets::new()),
         runner(setup, Evacuations::new(setup)),
+        runner(setup, Importer::new(setup)),
+        runner(setup, DataSources::new(setup)),
         runner(setup, Nodes::new(setup)),
     ]
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::{hotplug::dump_claim, vmi::volumes::Volume};
+use api::{cdi::annotation, hotplug::dump_claim, vmi::volumes::Volume};
 use k8s_openapi::{
     api::core::v1::PersistentVolumeClaim,
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
@@ -13,6 +13,18 @@ use crate::cache::Cached;
 
 /// Annotation of claims with the phase of the pod that imports their data.
 const IMPORTER_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
+
+/// Prefix of the labels by which VMs infer instance types and preferences.
+const INFERENCE: &str = "instancetype.kubevirt.io/default-";
+/// Names of these labels.
+const INFERRED: [&str; 4] = ["instancetype", "instancetype-kind", "preference", "preference-kind"];
+/// Label of claims whose guest takes credentials while it runs.
+const DYNAMIC_CREDENTIALS: &str = "kubevirt.io/dynamic-credentials-support";
+
+/// Returns true for a label that VMs infer from, or that goes with the content of a claim.
+pub(crate) fn is_inference(key: &str) -> bool {
+    key == DYNAMIC_CREDENTIALS || key.strip_prefix(INFERENCE).is_some_and(|name| INFERRED.contains(&name))
+}
 
 /// Returns the claim that holds a volume's data itself, as opposed to a claim beneath an ephemeral overlay.
 pub(crate) fn claim_name(volume: &Volume) -> Option<&str> {
@@ -56,9 +68,19 @@ pub(crate) struct CachedClaim {
     pub preallocated: bool,
     /// Name of its storage class.
     pub storage_class: Option<String>,
+    /// Name of the DataVolume for which it was filled.
+    pub populated_for: Option<String>,
+    /// Labels from which VMs infer instance types and preferences.
+    pub inference: BTreeMap<String, String>,
 }
 
 impl CachedClaim {
+    /// Returns true if the claim was filled for a DataVolume of this name.
+    #[must_use]
+    pub(crate) fn is_filled_for(&self, volume: &str) -> bool {
+        self.populated_for.as_deref() == Some(volume)
+    }
+
     /// Returns true if both claims differ in nothing that VMIs depend on.
     #[must_use]
     pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
@@ -91,7 +113,12 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         // Newer importers bind the claim once it is complete.
         let importer = claim.metadata.annotations.as_ref().and_then(|all| all.get(IMPORTER_PHASE));
         let populating = importer.is_some_and(|phase| phase != "Succeeded");
+        let populated_for =
+            claim.metadata.annotations.as_ref().and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
+        let inference = claim.metadata.labels.iter().flatten().filter(|(key, _)| is_inference(key));
         Self {
+            populated_for,
+            inference: inference.map(|(key, value)| (key.clone(), value.clone())).collect(),
             populating,
             metadata: slim(claim.metadata),
             block: spec.volume_mode.as_deref() == Some("Block"),

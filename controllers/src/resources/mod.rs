@@ -6,12 +6,14 @@
 mod answers;
 pub(crate) mod attachments;
 pub(crate) mod bundle_carriers;
+mod cdis;
 pub(crate) mod certificate_requests;
 pub(crate) mod claims;
 pub(crate) mod config_maps;
-mod data_sources;
+pub(crate) mod data_sources;
 mod data_volumes;
 mod declaration;
+pub(crate) mod import_pods;
 pub(crate) mod instancetype_revisions;
 pub(crate) mod instancetypes;
 mod kubevirts;
@@ -31,6 +33,7 @@ pub(crate) mod roles;
 mod secrets;
 mod sources;
 pub(crate) mod start_revisions;
+pub(crate) mod storage_classes;
 pub(crate) mod vmis;
 pub(crate) mod vms;
 mod watched_pod;
@@ -53,8 +56,10 @@ use k8s_openapi::api::{
 pub(crate) use self::sources::{Sources, sources};
 use self::{
     attachments::{AttachmentIndex, CachedAttachment},
+    cdis::CachedCdi,
     claims::CachedClaim,
     declaration::Declaration,
+    import_pods::CachedImportPod,
     instancetype_revisions::InstancetypeRevision,
     instancetypes::CachedInstancetype,
     namespaces::CachedNamespace,
@@ -66,9 +71,11 @@ use self::{
     quotas::CachedQuota,
     roles::CachedRole,
     start_revisions::StartRevision,
+    storage_classes::CachedStorageClass,
 };
 use crate::{
     cache::{Cache, Key},
+    importer::progress::ImportProgress,
     runtime::Needs,
 };
 
@@ -96,6 +103,8 @@ macro_rules! resources {
             $($(#[$doc])+ pub $cache: Arc<Cache<<$declaration as Declaration>::Kept>>,)+
             /// Warnings about launcher pods that do not start. Filled on demand.
             pub warnings: Arc<Cache<PodWarning>>,
+            /// Progress of import pods that run. Filled while they do.
+            pub import_progress: Arc<Cache<ImportProgress>>,
             /// Labels that the nodes offer to VMIs.
             pub offers: Arc<Offers>,
         }
@@ -145,6 +154,12 @@ resources! {
     data_volumes: DataVolume as DataVolumes,
     /// DataSources.
     data_sources: DataSource as DataSources,
+    /// Pods that fill the claims of DataVolumes.
+    import_pods: CachedImportPod as ImportPods,
+    /// Storage classes.
+    storage_classes: CachedStorageClass as StorageClasses,
+    /// Installations of CDI.
+    cdis: CachedCdi as Cdis,
     /// Resource quotas.
     quotas: CachedQuota as Quotas,
     /// NetworkAttachmentDefinitions.

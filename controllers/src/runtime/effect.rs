@@ -418,6 +418,15 @@ impl Effect {
         self
     }
 
+    /// Remembers a refusal under a reason, without an event.
+    #[must_use]
+    pub(crate) fn refused_as(mut self, reason: &'static str) -> Self {
+        if let Some(options) = self.options_mut() {
+            options.failure_reason = Some(reason);
+        }
+        self
+    }
+
     /// Adds the event of refusal and remembers the refusal under its reason.
     #[must_use]
     pub(crate) fn on_failure(mut self, note: Event) -> Self {

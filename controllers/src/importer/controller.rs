@@ -1,0 +1,146 @@
+//! The importer's watches and observations.
+
+use std::sync::Arc;
+
+use api::{cdi::DataVolume, owner};
+use daemon::config::ConfigHandle;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Observed, claim, pod};
+use crate::{
+    cache::Key,
+    options::ImporterMode,
+    resources::{
+        Caches, Resource,
+        import_pods::CachedImportPod,
+        needs,
+        storage_classes::{CachedStorageClass, StorageClassIndex},
+    },
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
+    setup::Setup,
+};
+
+/// The controller of DataVolumes.
+pub(crate) struct Importer {
+    mode: ImporterMode,
+    image: String,
+    config: ConfigHandle,
+}
+
+impl Importer {
+    /// Creates the controller.
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let options = &setup.options;
+        Self { mode: options.importer, image: options.importer_image.clone(), config: setup.config.clone() }
+    }
+}
+
+/// Returns true if the importer begins imports: nobody else does.
+pub(super) fn begins(mode: ImporterMode, caches: &Caches) -> bool {
+    mode != ImporterMode::Off && caches.cdis.is_absent()
+}
+
+impl Controller for Importer {
+    const NAME: &'static str = "importer";
+    const WORKERS: usize = 3;
+    const NEEDS: Needs = needs(&[
+        Resource::DataVolumes,
+        Resource::Claims,
+        Resource::ImportPods,
+        Resource::StorageClasses,
+        Resource::Cdis,
+        Resource::Namespaces,
+    ]);
+    type Caches = Caches;
+    type Observed = Observed;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.data_volumes);
+        let (woken, volumes) = (wake.clone(), caches.data_volumes.clone());
+        caches.claims.listen(move |(former, present)| {
+            let Some(claim) = present.or(former) else { return };
+            let key = Key::of(&claim.metadata);
+            if volumes.len() > 0 && volumes.get(&key).is_some() {
+                woken.key(key);
+            }
+        });
+        let woken = wake.clone();
+        caches.import_pods.listen(move |(former, present)| {
+            woken.keys(present.or(former).and_then(filled_by));
+        });
+        let (woken, of) = (wake.clone(), caches.clone());
+        caches.import_progress.listen(move |(_, present)| {
+            let pod = present.and_then(|progress| of.import_pods.get(&Key::of(&progress.metadata)));
+            woken.keys(pod.and_then(|pod| filled_by(&pod)));
+        });
+        let (woken, volumes) = (wake.clone(), caches.data_volumes.clone());
+        caches.cdis.listen(move |seen| {
+            // CDI appeared or went.
+            if let (None, None) = seen {
+                woken.keys(volumes.keys());
+            }
+        });
+    }
+
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let volume = caches.data_volumes.get(attempt.key)?;
+        let claim = caches.claims.get(attempt.key);
+        let pod = caches.import_pods.get(&Key::new(attempt.key.namespace.clone(), pod::name(&attempt.key.name)));
+        let pod = pod.filter(|pod| owner::is_controlled_by(&pod.metadata, &*volume));
+        let progress = pod.as_ref().and_then(|pod| {
+            let known = caches.import_progress.get(&Key::of(&pod.metadata))?;
+            (known.metadata.uid == pod.metadata.uid).then_some(known.percent)
+        });
+        let class = match &claim {
+            Some(claim) => {
+                claim.storage_class.clone().and_then(|name| caches.storage_classes.get(&Key::cluster_wide(name)))
+            }
+            None => class(caches, &volume),
+        };
+        let begins = begins(self.mode, caches);
+        Some(Observed {
+            claim,
+            pod,
+            class,
+            begins,
+            beside_cdi: self.mode == ImporterMode::On && !begins,
+            percent: progress,
+            image: self.image.clone(),
+            pull_policy: self.config.current().image_pull_policy.clone(),
+            failure: attempt.failure.cloned(),
+            now: attempt.now,
+            volume,
+        })
+    }
+
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.volume.metadata)
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
+    }
+}
+
+/// Returns the DataVolume whose claim a pod fills.
+fn filled_by(pod: &CachedImportPod) -> Option<Key> {
+    let volume = owner::controller_of_kind::<DataVolume>(&pod.metadata)?;
+    Some(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), volume.name.clone()))
+}
+
+/// Returns the storage class of a claim to be made: the one that the DataVolume names, or the default.
+fn class(caches: &Caches, volume: &DataVolume) -> Option<Arc<CachedStorageClass>> {
+    if let Some(name) = claim::class_name(volume) {
+        return caches.storage_classes.get(&Key::cluster_wide(name));
+    }
+    let is_archive = volume.spec.content_type.as_deref() == Some("archive");
+    let virt = || newest(caches.storage_classes.by(&StorageClassIndex::VirtDefault));
+    let default = || newest(caches.storage_classes.by(&StorageClassIndex::Default));
+    if is_archive { default() } else { virt().or_else(default) }
+}
+
+/// Returns the newest class; of several, the first by name.
+fn newest(classes: Vec<Arc<CachedStorageClass>>) -> Option<Arc<CachedStorageClass>> {
+    let age = |class: &Arc<CachedStorageClass>| class.metadata.creation_timestamp.clone();
+    classes.into_iter().reduce(|found, class| if age(&class) > age(&found) { class } else { found })
+}

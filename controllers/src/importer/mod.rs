@@ -1,0 +1,318 @@
+//! The importer: fills the claims of DataVolumes in clusters without CDI.
+//!
+//! ```text
+//!                 ┌─ refused: Running=False Error                  ┌─ fatal report ──> Failed
+//!   (new) ──> Pending ──> claim created ──> Bound ──> ImportScheduled ──> ImportInProgress ──> Succeeded
+//!    │  ^          │           │                          │   ^              │
+//!    │  │ no claim └─ quota    └─ late class:             │   └── kubelet ───┘ (restarts until it succeeds)
+//!    │  └────────── <──────────── WaitForFirstConsumer    └── pod deleted or evicted: made again
+//!    └── claim of the name: adopted ──────────────────────────────────────────────────────────> Succeeded
+//! ```
+//! The state is read from the claim and the pod, so that virt-controller can be killed between any two writes. [`decide`] is pure; the
+//! runtime writes. `source.rs` reads the source, `claim.rs` and `pod.rs` render, `import.rs` judges the pod, `status.rs` shows the
+//! state as CDI does, `progress.rs` asks running pods, `data_source/` keeps DataSources current.
+//!
+//! The importer steps back while the kind CDI is served: it begins nothing and finishes what it began. A DataVolume that it began has
+//! the annotation [`IMPORT`](api::constants::annotation::IMPORT), and the one by which CDI leaves its claim alone. Both go at the end,
+//! when the claim says for which DataVolume it is filled, which CDI honours.
+
+mod claim;
+mod controller;
+mod data_source;
+mod import;
+mod pod;
+pub(crate) mod progress;
+mod source;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use api::{
+    DataVolumePhase,
+    cdi::{DataVolume, annotation},
+    constants::annotation::IMPORT,
+    owner,
+};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+pub(crate) use self::{controller::Importer, data_source::DataSources};
+use self::{
+    source::Source,
+    status::{Fact, Shown, phase, reason},
+};
+use crate::{
+    resources::{claims::CachedClaim, import_pods::CachedImportPod, storage_classes::CachedStorageClass},
+    runtime::{Decision, Effect, Event, Failure, Kind},
+};
+
+/// Time after which a claim that cannot be rendered is tried again: a class may have appeared.
+const RETRY: Duration = Duration::from_secs(30);
+/// Reason under which a refused claim is remembered.
+const CLAIM: &str = "FailedClaimCreate";
+/// Reason under which a refused pod is remembered.
+const POD: &str = "FailedImportPodCreate";
+/// Reason of the event about a DataVolume that is left to CDI although the importer is switched on.
+const BESIDE_CDI: &str = "ImporterBesideCDI";
+
+/// Everything that the decision about a DataVolume depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    /// The DataVolume.
+    pub volume: Arc<DataVolume>,
+    /// The claim of its name.
+    pub claim: Option<Arc<CachedClaim>>,
+    /// Its import pod.
+    pub pod: Option<Arc<CachedImportPod>>,
+    /// Storage class of the claim, or the one that it gets.
+    pub class: Option<Arc<CachedStorageClass>>,
+    /// The importer begins imports.
+    pub begins: bool,
+    /// CDI is installed, and the importer is switched on nevertheless.
+    pub beside_cdi: bool,
+    /// Progress of the pod in percent.
+    pub percent: Option<f64>,
+    /// Image of the importer.
+    pub image: String,
+    /// When kubelet pulls it.
+    pub pull_policy: String,
+    /// The last write that was refused.
+    pub failure: Option<Failure>,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+/// A step: the state to show, and the writes before and after it is shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Step {
+    shown: Option<Shown>,
+    before: Vec<Effect>,
+    after: Vec<Effect>,
+    wake: Option<Duration>,
+}
+
+impl Step {
+    fn show(shown: Shown) -> Self {
+        Self { shown: Some(shown), ..Self::default() }
+    }
+
+    fn before(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
+        self.before.extend(effects);
+        self
+    }
+
+    fn after(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
+        self.after.extend(effects);
+        self
+    }
+
+    fn wake(self, time: Duration) -> Self {
+        Self { wake: Some(time), ..self }
+    }
+}
+
+impl Observed {
+    fn name(&self) -> &str {
+        self.volume.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn annotated(&self, key: &str) -> Option<&str> {
+        self.volume.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Returns true if this importer began to fill the claim. The UID tells an annotation that was copied with the DataVolume.
+    fn is_begun(&self) -> bool {
+        self.annotated(IMPORT).is_some_and(|uid| Some(uid) == self.volume.metadata.uid.as_deref())
+    }
+
+    fn is_controlled(&self, claim: &CachedClaim) -> bool {
+        owner::is_controlled_by(&claim.metadata, &*self.volume)
+    }
+
+    /// Returns true if the claim is bound without waiting for a pod of a VM.
+    fn is_immediate(&self) -> bool {
+        self.annotated(annotation::BIND_IMMEDIATE).is_some()
+    }
+
+    fn annotate(&self, annotations: &Value) -> Effect {
+        Effect::merge(Kind::DataVolume, &self.volume.metadata, json!({"metadata": {"annotations": annotations}}))
+    }
+
+    /// Keeps CDI from the claim, before it exists.
+    fn begin(&self) -> Option<Effect> {
+        let uid = self.volume.metadata.uid.as_deref().unwrap_or_default();
+        let marks = json!({annotation::PRE_POPULATED: self.name(), annotation::USE_POPULATOR: "false", IMPORT: uid});
+        (!self.is_begun()).then(|| self.annotate(&marks))
+    }
+
+    /// Removes the marks of [`Observed::begin`].
+    fn release(&self) -> Option<Effect> {
+        self.is_begun().then(|| self.annotate(&json!({annotation::PRE_POPULATED: null, IMPORT: null})))
+    }
+
+    /// Returns a refusal that is remembered, with the condition's reason for it.
+    fn refusal(&self, write: &str, or: &'static str) -> Option<(&Failure, Fact)> {
+        let failure = self.failure.as_ref().filter(|failure| failure.reason == write)?;
+        let reason = if failure.message.contains("exceeded quota") { reason::QUOTA } else { or };
+        Some((failure, Fact::no(reason, failure.message.clone())))
+    }
+
+    fn delete_pod(&self) -> Option<Effect> {
+        let pod = self.pod.as_ref().filter(|pod| !pod.is_deleting())?;
+        Some(Effect::delete(Kind::Pod, &pod.metadata))
+    }
+}
+
+/// Decides about a DataVolume.
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let mut decision = Decision::settled();
+    if observed.beside_cdi && observed.volume.phase() == DataVolumePhase::Unset {
+        let text = "value importer of the chart is \"on\", but CDI is installed and carries out this DataVolume";
+        let about = Kind::DataVolume.reference(&observed.volume.metadata);
+        decision.push(Effect::Event(Event::warning(about, BESIDE_CDI, text)));
+    }
+    let Some(step) = next(observed)? else { return Ok(decision) };
+    decision.effects.extend(step.before);
+    if let Some(shown) = step.shown {
+        let mut changed = (*observed.volume).clone();
+        changed.status = Some(status::status(&observed.volume, &shown, observed.now));
+        if let Some(change) = Effect::change(Kind::DataVolume, &*observed.volume, &changed, Some("status"))? {
+            decision.push(change);
+            decision.effects.extend(status::events(&observed.volume, &shown));
+        }
+    }
+    decision.effects.extend(step.after);
+    step.wake.into_iter().for_each(|time| decision.wake(time));
+    Ok(decision)
+}
+
+/// Returns the next step. `None`: the DataVolume is none of this importer's.
+fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
+    // Its claim and its pod are deleted with it.
+    if observed.volume.metadata.deletion_timestamp.is_some() || !(observed.begins || observed.is_begun()) {
+        return Ok(None);
+    }
+    match (observed.volume.phase(), &observed.claim) {
+        (DataVolumePhase::Failed, _) => Ok(Some(Step::default().after(observed.delete_pod()))),
+        (DataVolumePhase::Succeeded, Some(claim)) if claim.metadata.deletion_timestamp.is_none() => {
+            Ok(Some(tidy(observed)))
+        }
+        (_, Some(claim)) => with_claim(observed, claim).map(Some),
+        (_, None) => without_claim(observed).map(Some),
+    }
+}
+
+/// Removes what is left of an import that succeeded.
+fn tidy(observed: &Observed) -> Step {
+    let pod = observed.delete_pod().filter(|_| !pod::is_retained(&observed.volume));
+    Step::default().after(observed.release()).after(pod)
+}
+
+fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
+    let volume = &observed.volume;
+    let nothing =
+        Shown { phase: phase::PENDING, bound: Fact::no(reason::NOT_FOUND, "No PVC found"), ..Shown::default() };
+    // One that has filled a former claim.
+    if let Some(pod) = &observed.pod {
+        let delete = (!pod.is_deleting()).then(|| Effect::delete(Kind::Pod, &pod.metadata));
+        return Ok(Step::show(nothing).before(delete));
+    }
+    if observed.is_begun() && !observed.begins {
+        return Ok(Step::default().after(observed.release()));
+    }
+    if !observed.is_begun() && observed.annotated(annotation::PRE_POPULATED).is_some() {
+        return Ok(Step::show(nothing));
+    }
+    let source = match source::source(volume) {
+        Ok(source) => source,
+        Err(text) => return Ok(refused(nothing, text)),
+    };
+    let invalid = |text: String| {
+        let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
+        Step::show(Shown { phase: phase::NONE, bound, ..Shown::default() }).wake(RETRY)
+    };
+    let spec = match claim::spec(volume, observed.class.as_deref(), &|_| None) {
+        Ok(spec) => spec,
+        Err(text) => return Ok(invalid(text)),
+    };
+    let refusal = observed.refusal(CLAIM, reason::CLAIM_NOT_VALID);
+    let shown = Shown { bound: refusal.as_ref().map_or(nothing.bound, |(_, fact)| fact.clone()), ..nothing };
+    if let Some((failure, _)) = refusal.filter(|(failure, _)| failure.blocks(observed.now)) {
+        return Ok(Step::show(shown).wake(failure.remaining(observed.now)));
+    }
+    let is_external = source == Source::External;
+    let claim = claim::render(volume, spec, is_external);
+    let create = Effect::create(Kind::Claim, volume.metadata.namespace.as_deref(), &claim)?.refused_as(CLAIM);
+    let begin = observed.begin().filter(|_| !is_external);
+    Ok(Step::show(shown).before(begin).before([create]))
+}
+
+/// Shows why a DataVolume is not carried out.
+fn refused(nothing: Shown, text: String) -> Step {
+    Step::show(Shown { running: Some(Fact::no(reason::ERROR, text)), ..nothing })
+}
+
+fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_json::Error> {
+    let name = observed.name();
+    let shown = Shown { phase: phase::PENDING, bound: bound(claim, name), has_claim: true, ..Shown::default() };
+    if claim.metadata.deletion_timestamp.is_some() {
+        let bound = Fact::no(reason::DELETING, format!("Resource {name:?} marked for deletion"));
+        return Ok(Step::show(Shown { bound, has_claim: false, ..shown }).after(observed.delete_pod()));
+    }
+    if !observed.is_controlled(claim) {
+        return Ok(adopt(observed, claim, shown));
+    }
+    let source = source::source(&observed.volume);
+    if claim.is_filled_for(name) || source == Ok(Source::External) {
+        return Ok(import::succeeded(observed, claim, shown, None));
+    }
+    if claim.phase == "Lost" {
+        let message = format!("PVC {name} lost");
+        let about = Kind::DataVolume.reference(&observed.volume.metadata);
+        let event = Effect::Event(Event::warning(about, "ErrClaimLost", message));
+        return Ok(Step::show(Shown { phase: phase::FAILED, ..shown }).after([event]).after(observed.delete_pod()));
+    }
+    let source = match source {
+        Ok(source) => source,
+        Err(text) => return Ok(refused(shown, text)),
+    };
+    let begin = observed.begin();
+    let is_late = observed.class.as_ref().is_some_and(|class| class.is_late);
+    let step = match claim.phase.as_str() {
+        "Bound" => import::step(observed, claim, &source, shown)?,
+        _ if is_late && observed.is_immediate() => import::step(observed, claim, &source, shown)?,
+        _ if is_late => Step::show(Shown { phase: phase::FIRST_CONSUMER, ..shown }),
+        _ => Step::show(shown),
+    };
+    Ok(Step { before: begin.into_iter().chain(step.before).collect(), ..step })
+}
+
+/// Returns condition Bound of a claim.
+fn bound(claim: &CachedClaim, name: &str) -> Fact {
+    match claim.phase.as_str() {
+        "Bound" => Fact::yes(reason::BOUND, format!("PVC {name} Bound")),
+        "Lost" => Fact::no(reason::LOST, "Claim Lost"),
+        _ => Fact::no(reason::PENDING, format!("PVC {name} Pending")),
+    }
+}
+
+/// Takes over a claim that exists, if it is meant for the DataVolume.
+fn adopt(observed: &Observed, claim: &CachedClaim, shown: Shown) -> Step {
+    let name = observed.name();
+    let is_populated = claim.populated_for.as_deref() == Some(name);
+    let is_allowed = observed.annotated(annotation::ALLOW_CLAIM_ADOPTION) == Some("true");
+    if owner::controller(&claim.metadata).is_some() || !(is_populated || is_allowed) {
+        let text = format!("Resource {name:?} already exists and is not managed by DataVolume");
+        return Step::show(Shown { bound: Fact::no(reason::EXISTS, text), has_claim: false, ..shown });
+    }
+    let mut owners = claim.metadata.owner_references.clone().unwrap_or_default();
+    owners.push(Kind::DataVolume.owner_reference(&observed.volume.metadata));
+    let own = Effect::merge(Kind::Claim, &claim.metadata, json!({"metadata": {"ownerReferences": owners}}));
+    let release = observed.release();
+    // As CDI does, so that the claim is never filled anew.
+    let keep = (is_populated && claim.phase == "Bound" && release.is_none())
+        .then(|| observed.annotate(&json!({annotation::PRE_POPULATED: name})));
+    Step::show(Shown { phase: phase::SUCCEEDED, ..shown }).before([own]).after(release).after(keep)
+}

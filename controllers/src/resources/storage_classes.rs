@@ -1,0 +1,68 @@
+//! Storage classes, as far as claims of DataVolumes are completed from them.
+
+use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+
+use super::{declaration::Declaration, metadata::slim};
+use crate::cache::Cached;
+
+/// Annotation of the default class of the cluster.
+const DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
+/// Annotation of the default class of VM disks, which comes before the default of the cluster.
+const VIRT_DEFAULT: &str = "storageclass.kubevirt.io/is-default-virt-class";
+
+/// Indices of storage classes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StorageClassIndex {
+    /// Default of the cluster.
+    Default,
+    /// Default of VM disks.
+    VirtDefault,
+}
+
+/// A storage class.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CachedStorageClass {
+    /// Metadata, reduced.
+    pub metadata: ObjectMeta,
+    /// Its provisioner.
+    pub provisioner: String,
+    /// A volume is made for the first pod that uses its claim.
+    pub is_late: bool,
+    /// It is the default of the cluster.
+    pub is_default: bool,
+    /// It is the default of VM disks.
+    pub is_virt_default: bool,
+}
+
+impl Cached for CachedStorageClass {
+    type Index = StorageClassIndex;
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn indices(&self) -> Vec<StorageClassIndex> {
+        let default = self.is_default.then_some(StorageClassIndex::Default);
+        let virt = self.is_virt_default.then_some(StorageClassIndex::VirtDefault);
+        default.into_iter().chain(virt).collect()
+    }
+}
+
+impl Declaration for CachedStorageClass {
+    type Wire = StorageClass;
+    type Kept = Self;
+}
+
+impl From<StorageClass> for CachedStorageClass {
+    fn from(class: StorageClass) -> Self {
+        let annotations = class.metadata.annotations.as_ref();
+        let has = |key: &str| annotations.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
+        Self {
+            provisioner: class.provisioner,
+            is_late: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
+            is_default: has(DEFAULT),
+            is_virt_default: has(VIRT_DEFAULT),
+            metadata: slim(class.metadata),
+        }
+    }
+}
