@@ -51,6 +51,8 @@ pub mod component {
 pub mod label {
     /// Component of a pod.
     pub const APP: &str = "kubevirt.io";
+    /// UID of the DataVolume that gets a persistent volume from a temporary claim.
+    pub const HAND_OVER: &str = "ferrovirt.io/hand-over";
     /// VM that an object belongs to.
     pub const VM: &str = "kubevirt.io/vm";
     /// Node of a VMI.
@@ -163,6 +165,12 @@ pub mod label {
 
 /// Annotations.
 pub mod annotation {
+    /// Source that a DataVolume may clone from another namespace, such as `pvc/NAMESPACE/NAME`. Only virt-api writes it.
+    pub const CLONE_PERMITTED: &str = "ferrovirt.io/clone-permitted";
+    /// Namespace and name of the DataVolume that gets a persistent volume from a temporary claim, on both.
+    pub const HAND_OVER_TO: &str = "ferrovirt.io/hand-over-to";
+    /// Reclaim policy of a persistent volume before it was handed over.
+    pub const HAND_OVER_RECLAIM_POLICY: &str = "ferrovirt.io/hand-over-reclaim-policy";
     /// UID of a DataVolume whose claim is filled by the importer of Ferrovirt.
     pub const IMPORT: &str = "ferrovirt.io/import";
     /// Name of the file with a memory dump, on its claim.
@@ -292,11 +300,13 @@ pub mod finalizer {
     pub const VM: &str = "kubevirt.io/virtualMachineControllerFinalize";
     /// On migrations.
     pub const MIGRATION: &str = "kubevirt.io/migrationJobFinalize";
+    /// On DataVolumes while they are cloned from another namespace.
+    pub const CLONE: &str = "ferrovirt.io/clone";
     /// On the KubeVirt object while workloads exist that its deletion has to wait for.
     pub const KUBEVIRT: &str = "kubevirt.io/foregroundDeleteKubeVirt";
 
     /// Finalizers that the components set and honour.
-    pub const ALL: [&str; 5] = [VMI, VMI_LEGACY, VM, MIGRATION, KUBEVIRT];
+    pub const ALL: [&str; 6] = [VMI, VMI_LEGACY, VM, MIGRATION, CLONE, KUBEVIRT];
 }
 
 /// Condition types.

@@ -268,6 +268,11 @@ has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerRefer
 has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume" && o.uid != "")
 {{- end -}}
 
+{{/* CEL: a claim is the temporary one of a clone: ferrovirt.isTemporaryClaim "oldObject" */}}
+{{- define "ferrovirt.isTemporaryClaim" -}}
+has({{ . }}.metadata.labels) && "cdi.kubevirt.io/OwnedByUID" in {{ . }}.metadata.labels && {{ . }}.metadata.name == "tmp-pvc-" + {{ . }}.metadata.labels["cdi.kubevirt.io/OwnedByUID"] && !has({{ . }}.metadata.ownerReferences)
+{{- end -}}
+
 {{/* CEL: a pod fills a claim: ferrovirt.isImportPod "oldObject" */}}
 {{- define "ferrovirt.isImportPod" -}}
 has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ . }}.metadata.labels["kubevirt.io"] == "virt-importer" && {{ . }}.metadata.name.startsWith("importer-") && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.uid != "" && ((o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume") || (o.apiVersion == "v1" && o.kind == "PersistentVolumeClaim" && o.name.startsWith("tmp-pvc-"))))

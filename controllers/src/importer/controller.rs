@@ -6,7 +6,7 @@ use api::{cdi::DataVolume, owner};
 use daemon::config::ConfigHandle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Observed, claim, pod};
+use super::{Observed, claim, clone, pod, source};
 use crate::{
     cache::Key,
     options::ImporterMode,
@@ -50,12 +50,16 @@ impl Controller for Importer {
         Resource::StorageClasses,
         Resource::Cdis,
         Resource::Namespaces,
+        Resource::Volumes,
+        Resource::Snapshots,
+        Resource::CsiDrivers,
     ]);
     type Caches = Caches;
     type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.data_volumes);
+        clone::facts::watch(caches, wake);
         let (woken, volumes) = (wake.clone(), caches.data_volumes.clone());
         caches.claims.listen(move |(former, present)| {
             let Some(claim) = present.or(former) else { return };
@@ -98,10 +102,13 @@ impl Controller for Importer {
             None => class(caches, &volume),
         };
         let begins = begins(self.mode, caches);
+        let clone = source::source(&volume).ok();
+        let clone = clone.and_then(|source| clone::facts::facts(caches, &volume, &source, class.as_deref()));
         Some(Observed {
             claim,
             pod,
             class,
+            clone,
             begins,
             beside_cdi: self.mode == ImporterMode::On && !begins,
             percent: progress,

@@ -50,6 +50,7 @@ pub(super) fn step(
         Source::Blank => Content::Blank,
         Source::Registry { image, secret } => Content::Registry(image, *secret),
         Source::Http(http) => Content::Http(http),
+        // Clones have steps of their own.
         Source::Claim(_) | Source::Snapshot(_) | Source::External => return Ok(Step::show(shown)),
     };
     let owner = Kind::DataVolume.owner_reference(&observed.volume.metadata);

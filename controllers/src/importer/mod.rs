@@ -17,6 +17,7 @@
 //! when the claim says for which DataVolume it is filled, which CDI honours.
 
 mod claim;
+mod clone;
 mod controller;
 mod data_source;
 mod import;
@@ -72,6 +73,8 @@ pub(crate) struct Observed {
     pub begins: bool,
     /// CDI is installed, and the importer is switched on nevertheless.
     pub beside_cdi: bool,
+    /// The objects of a clone.
+    pub clone: Option<clone::facts::Facts>,
     /// Progress of the pod in percent.
     pub percent: Option<f64>,
     /// Image of the importer.
@@ -190,8 +193,11 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
 
 /// Returns the next step. `None`: the DataVolume is none of this importer's.
 fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
-    // Its claim and its pod are deleted with it.
-    if observed.volume.metadata.deletion_timestamp.is_some() || !(observed.begins || observed.is_begun()) {
+    // Its claim and its pod are deleted with it, but not what is in another namespace.
+    if observed.volume.metadata.deletion_timestamp.is_some() {
+        return Ok(clone::drive::ending(observed));
+    }
+    if !(observed.begins || observed.is_begun()) {
         return Ok(None);
     }
     match (observed.volume.phase(), &observed.claim) {
@@ -207,7 +213,7 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
 /// Removes what is left of an import that succeeded.
 fn tidy(observed: &Observed) -> Step {
     let pod = observed.delete_pod().filter(|_| !pod::is_retained(&observed.volume));
-    Step::default().after(observed.release()).after(pod)
+    Step::default().after(observed.release()).after(clone::drive::release(&observed.volume)).after(pod)
 }
 
 fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
@@ -219,7 +225,7 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
         let delete = (!pod.is_deleting()).then(|| Effect::delete(Kind::Pod, &pod.metadata));
         return Ok(Step::show(nothing).before(delete));
     }
-    if observed.is_begun() && !observed.begins {
+    if observed.is_begun() && !observed.begins && !clone::drive::is_held(volume) {
         return Ok(Step::default().after(observed.release()));
     }
     if !observed.is_begun() && observed.annotated(annotation::PRE_POPULATED).is_some() {
@@ -229,6 +235,9 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
         Ok(source) => source,
         Err(text) => return Ok(refused(nothing, text)),
     };
+    if let Some(facts) = &observed.clone {
+        return clone::drive::step(observed, facts, None, nothing);
+    }
     let invalid = |text: String| {
         let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
         Step::show(Shown { phase: phase::NONE, bound, ..Shown::default() }).wake(RETRY)
@@ -278,6 +287,9 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         Ok(source) => source,
         Err(text) => return Ok(refused(shown, text)),
     };
+    if let Some(facts) = &observed.clone {
+        return clone::drive::step(observed, facts, Some(claim), shown);
+    }
     let begin = observed.begin();
     let is_late = observed.class.as_ref().is_some_and(|class| class.is_late);
     let step = match claim.phase.as_str() {

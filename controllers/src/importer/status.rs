@@ -199,12 +199,13 @@ pub(crate) fn events(volume: &DataVolume, shown: &Shown) -> Vec<Effect> {
 
 /// Returns true for the reason of an error. Those of quotas are none, as with CDI: others may free them.
 fn is_error(reason: &str) -> bool {
-    reason != reason::QUOTA && (reason.contains("Err") || [reason::IMAGE_PULL, reason::UNSCHEDULABLE].contains(&reason))
+    let is_clone = reason.starts_with("Clone");
+    reason != reason::QUOTA && (is_clone || reason.contains("Err") || [reason::IMAGE_PULL, reason::UNSCHEDULABLE].contains(&reason))
 }
 
 /// Returns the reason of an event. Reasons of kubelet are shown in the condition only.
 fn known(reason: &str) -> Option<&'static str> {
-    const ALL: [&str; 16] = [
+    const ALL: [&str; 18] = [
         reason::BOUND,
         reason::PENDING,
         reason::LOST,
@@ -221,6 +222,8 @@ fn known(reason: &str) -> Option<&'static str> {
         "CloneWithoutSource",
         "CloneValidationFailed",
         "CloneError",
+        "CloneSourceInUse",
+        "CloneNotPermitted",
     ];
     ALL.into_iter().find(|known| *known == reason)
 }

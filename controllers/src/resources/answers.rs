@@ -9,12 +9,13 @@ use serde_json::Value;
 
 use super::{
     Caches, Resource,
+    claim_facts::{ClaimUsers, ClaimWarning},
     declaration::{Declaration, Visitor},
     pod_warnings::{self, PodWarning},
 };
 use crate::{
     cache::{Cache, Key},
-    runtime::{Answers, Kind},
+    runtime::{Answers, ClaimUser, Kind},
 };
 
 /// Stores an object that was written in the cache that it belongs to.
@@ -80,5 +81,30 @@ impl Answers for Caches {
             read_at: Timestamp::now(),
             warning: pod_warnings::newest(&events.items, known.has_network),
         });
+    }
+    fn warned_of_claim(&self, namespace: &str, claim: &str, uid: &str, events: &ObjectList<Event>) {
+        if let Some(metadata) = self.read_claim(namespace, claim, uid, events.metadata.resource_version.clone()) {
+            self.claim_warnings.observe(ClaimWarning::newest(metadata, &events.items));
+        }
+    }
+
+    fn users(&self, namespace: &str, claim: &str, uid: &str, users: Vec<ClaimUser>, version: Option<String>) {
+        if let Some(metadata) = self.read_claim(namespace, claim, uid, version) {
+            self.claim_users.observe(ClaimUsers { metadata, read_at: Timestamp::now(), users });
+        }
+    }
+}
+
+impl Caches {
+    /// Returns the metadata of what was read about a claim, unless another claim has the name now.
+    fn read_claim(&self, namespace: &str, claim: &str, uid: &str, version: Option<String>) -> Option<ObjectMeta> {
+        let known = self.claims.get(&Key::new(namespace, claim))?;
+        (known.metadata.uid.as_deref() == Some(uid)).then(|| ObjectMeta {
+            name: Some(claim.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            uid: Some(uid.to_owned()),
+            resource_version: version,
+            ..ObjectMeta::default()
+        })
     }
 }

@@ -2,17 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use api::{cdi::annotation, hotplug::dump_claim, vmi::volumes::Volume};
+use api::{
+    cdi::{annotation, label::OWNED_BY},
+    constants::HAND_OVER_TO,
+    hotplug::dump_claim,
+    vmi::volumes::Volume,
+};
 use k8s_openapi::{
     api::core::v1::PersistentVolumeClaim,
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use super::{declaration::Declaration, metadata::slim};
+use super::{
+    declaration::Declaration,
+    metadata::{keep, slim},
+};
 use crate::cache::Cached;
 
 /// Annotation of claims with the phase of the pod that imports their data.
 const IMPORTER_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
+/// Annotation of claims with the node on which their volume is made.
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
 /// Prefix of the labels by which VMs infer instance types and preferences.
 const INFERENCE: &str = "instancetype.kubevirt.io/default-";
@@ -68,6 +78,12 @@ pub(crate) struct CachedClaim {
     pub preallocated: bool,
     /// Name of its storage class.
     pub storage_class: Option<String>,
+    /// Name of its volume.
+    pub volume: Option<String>,
+    /// A pod that uses it has a node, where its volume is made.
+    pub has_node: bool,
+    /// Kind and name of the object that its volume is made from.
+    pub data_source: Option<(String, String)>,
     /// Name of the DataVolume for which it was filled.
     pub populated_for: Option<String>,
     /// Labels from which VMs infer instance types and preferences.
@@ -75,6 +91,13 @@ pub(crate) struct CachedClaim {
 }
 
 impl CachedClaim {
+    /// Returns true if an importer has filled the claim.
+    #[must_use]
+    pub(crate) fn is_filled(&self) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        annotations.and_then(|annotations| annotations.get(IMPORTER_PHASE)).is_some_and(|phase| phase == "Succeeded")
+    }
+
     /// Returns true if the claim was filled for a DataVolume of this name.
     #[must_use]
     pub(crate) fn is_filled_for(&self, volume: &str) -> bool {
@@ -113,6 +136,7 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         // Newer importers bind the claim once it is complete.
         let importer = claim.metadata.annotations.as_ref().and_then(|all| all.get(IMPORTER_PHASE));
         let populating = importer.is_some_and(|phase| phase != "Succeeded");
+        let has_node = claim.metadata.annotations.iter().flatten().any(|(key, _)| key == SELECTED_NODE);
         let populated_for =
             claim.metadata.annotations.as_ref().and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
         let inference = claim.metadata.labels.iter().flatten().filter(|(key, _)| is_inference(key));
@@ -120,7 +144,14 @@ impl From<PersistentVolumeClaim> for CachedClaim {
             populated_for,
             inference: inference.map(|(key, value)| (key.clone(), value.clone())).collect(),
             populating,
-            metadata: slim(claim.metadata),
+            metadata: ObjectMeta {
+                labels: keep(claim.metadata.labels.as_ref(), &[OWNED_BY]),
+                annotations: keep(claim.metadata.annotations.as_ref(), &[HAND_OVER_TO, IMPORTER_PHASE]),
+                ..slim(claim.metadata)
+            },
+            has_node,
+            volume: spec.volume_name.filter(|name| !name.is_empty()),
+            data_source: spec.data_source.map(|source| (source.kind, source.name)),
             block: spec.volume_mode.as_deref() == Some("Block"),
             access_modes: spec.access_modes.unwrap_or_default(),
             storage_class: spec.storage_class_name,

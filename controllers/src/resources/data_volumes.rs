@@ -5,15 +5,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::declaration::Declaration;
 use crate::{
-    cache::{Cached, Presence, trim_meta},
+    cache::{Cached, Key, Presence, trim_meta},
     runtime::Kind,
 };
 
+/// Indices of DataVolumes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum DataVolumeIndex {
+    /// Claim that it clones.
+    Claim(Key),
+    /// Snapshot that it clones.
+    Snapshot(Key),
+}
+
 impl Cached for DataVolume {
-    type Index = ();
+    type Index = DataVolumeIndex;
 
     fn meta(&self) -> &ObjectMeta {
         &self.metadata
+    }
+
+    fn indices(&self) -> Vec<DataVolumeIndex> {
+        let own = self.metadata.namespace.as_deref().unwrap_or_default();
+        let key = |namespace: &str, name: &str| Key::new(if namespace.is_empty() { own } else { namespace }, name);
+        let source = self.spec.source.as_ref();
+        let claim = source.and_then(|source| source.pvc.as_ref());
+        let snapshot = source.and_then(|source| source.snapshot.as_ref());
+        let claim = claim.map(|claim| DataVolumeIndex::Claim(key(&claim.namespace, &claim.name)));
+        let snapshot = snapshot.map(|snapshot| DataVolumeIndex::Snapshot(key(&snapshot.namespace, &snapshot.name)));
+        claim.into_iter().chain(snapshot).collect()
     }
 
     fn trim(&mut self) {

@@ -8,10 +8,12 @@ pub(crate) mod attachments;
 pub(crate) mod bundle_carriers;
 mod cdis;
 pub(crate) mod certificate_requests;
+pub(crate) mod claim_facts;
 pub(crate) mod claims;
 pub(crate) mod config_maps;
+pub(crate) mod csi_drivers;
 pub(crate) mod data_sources;
-mod data_volumes;
+pub(crate) mod data_volumes;
 mod declaration;
 pub(crate) mod import_pods;
 pub(crate) mod instancetype_revisions;
@@ -31,11 +33,13 @@ pub(crate) mod replica_sets;
 mod rights;
 pub(crate) mod roles;
 mod secrets;
+pub(crate) mod snapshots;
 mod sources;
 pub(crate) mod start_revisions;
 pub(crate) mod storage_classes;
 pub(crate) mod vmis;
 pub(crate) mod vms;
+pub(crate) mod volumes;
 mod watched_pod;
 pub(crate) mod workloads;
 
@@ -57,7 +61,9 @@ pub(crate) use self::sources::{Sources, sources};
 use self::{
     attachments::{AttachmentIndex, CachedAttachment},
     cdis::CachedCdi,
+    claim_facts::{ClaimUsers, ClaimWarning},
     claims::CachedClaim,
+    csi_drivers::CachedCsiDriver,
     declaration::Declaration,
     import_pods::CachedImportPod,
     instancetype_revisions::InstancetypeRevision,
@@ -70,8 +76,10 @@ use self::{
     policies::CachedPolicy,
     quotas::CachedQuota,
     roles::CachedRole,
+    snapshots::CachedSnapshot,
     start_revisions::StartRevision,
     storage_classes::CachedStorageClass,
+    volumes::CachedVolume,
 };
 use crate::{
     cache::{Cache, Key},
@@ -103,6 +111,10 @@ macro_rules! resources {
             $($(#[$doc])+ pub $cache: Arc<Cache<<$declaration as Declaration>::Kept>>,)+
             /// Warnings about launcher pods that do not start. Filled on demand.
             pub warnings: Arc<Cache<PodWarning>>,
+            /// Pods that can write to claims. Filled on demand.
+            pub claim_users: Arc<Cache<ClaimUsers>>,
+            /// Warnings about claims that are not bound. Filled on demand.
+            pub claim_warnings: Arc<Cache<ClaimWarning>>,
             /// Progress of import pods that run. Filled while they do.
             pub import_progress: Arc<Cache<ImportProgress>>,
             /// Labels that the nodes offer to VMIs.
@@ -154,6 +166,12 @@ resources! {
     data_volumes: DataVolume as DataVolumes,
     /// DataSources.
     data_sources: DataSource as DataSources,
+    /// Persistent volumes that are handed over.
+    volumes: CachedVolume as Volumes,
+    /// Snapshots of volumes.
+    snapshots: CachedSnapshot as Snapshots,
+    /// CSI drivers.
+    csi_drivers: CachedCsiDriver as CsiDrivers,
     /// Pods that fill the claims of DataVolumes.
     import_pods: CachedImportPod as ImportPods,
     /// Storage classes.

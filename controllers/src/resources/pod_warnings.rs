@@ -96,14 +96,14 @@ fn is_vague(event: &Event) -> bool {
 }
 
 /// Returns when the cause of an event was seen last.
-fn seen(event: &Event) -> Option<Timestamp> {
+pub(super) fn seen(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|at| at.0);
     let last = event.last_timestamp.as_ref().map(|at| at.0);
     series.max(last).or_else(|| event.event_time.as_ref().map(|at| at.0))
 }
 
 /// Returns a message on one line, bounded, and without what differs between attempts.
-fn text(message: &str) -> String {
+pub(super) fn text(message: &str) -> String {
     let message = message.strip_prefix(COMBINED).unwrap_or(message);
     let is_identifier = |word: &str| word.len() >= IDENTIFIER && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut text = String::new();

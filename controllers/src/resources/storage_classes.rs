@@ -10,6 +10,9 @@ const DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
 /// Annotation of the default class of VM disks, which comes before the default of the cluster.
 const VIRT_DEFAULT: &str = "storageclass.kubevirt.io/is-default-virt-class";
 
+/// Annotation with the strategy of clones.
+const CLONE_STRATEGY: &str = "cdi.kubevirt.io/clone-strategy";
+
 /// Indices of storage classes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StorageClassIndex {
@@ -28,6 +31,8 @@ pub(crate) struct CachedStorageClass {
     pub provisioner: String,
     /// A volume is made for the first pod that uses its claim.
     pub is_late: bool,
+    /// Clones of its claims are copies.
+    pub copies: bool,
     /// It is the default of the cluster.
     pub is_default: bool,
     /// It is the default of VM disks.
@@ -58,6 +63,7 @@ impl From<StorageClass> for CachedStorageClass {
         let annotations = class.metadata.annotations.as_ref();
         let has = |key: &str| annotations.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
         Self {
+            copies: annotations.and_then(|all| all.get(CLONE_STRATEGY)).is_some_and(|value| value == "copy"),
             provisioner: class.provisioner,
             is_late: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             is_default: has(DEFAULT),

@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     ConfigMap,
     /// `v1` PersistentVolumeClaim.
     Claim,
+    /// `v1` PersistentVolume.
+    Volume,
     /// `v1` Node.
     Node,
     /// `kubevirt.io/v1` VirtualMachine.
@@ -62,6 +64,7 @@ impl Kind {
             Self::Secret => ("v1", "Secret", "secrets"),
             Self::ConfigMap => ("v1", "ConfigMap", "configmaps"),
             Self::Claim => ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+            Self::Volume => ("v1", "PersistentVolume", "persistentvolumes"),
             Self::Node => ("v1", "Node", "nodes"),
             Self::VirtualMachine => ("kubevirt.io/v1", "VirtualMachine", "virtualmachines"),
             Self::Instance => ("kubevirt.io/v1", "VirtualMachineInstance", "virtualmachineinstances"),
@@ -267,6 +270,24 @@ pub(crate) enum Effect {
         /// Its UID.
         uid: String,
     },
+    /// Reads the pods that use a claim. A failure does not end the decision and is not remembered.
+    ReadUsers {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        claim: String,
+        /// Its UID.
+        uid: String,
+    },
+    /// Reads the newest warning about a claim. A failure does not end the decision and is not remembered.
+    ReadClaimWarning {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        claim: String,
+        /// Its UID.
+        uid: String,
+    },
     /// Emits an event.
     Event(Event),
 }
@@ -364,6 +385,12 @@ impl Effect {
         self
     }
 
+    /// Returns true if it reads, and its failure matters to no other effect.
+    #[must_use]
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Self::ReadWarnings { .. } | Self::ReadUsers { .. } | Self::ReadClaimWarning { .. })
+    }
+
     /// Returns true if a request to the API server carries it out before the next effect.
     #[must_use]
     pub(crate) fn is_write(&self) -> bool {
@@ -377,7 +404,11 @@ impl Effect {
             | Self::Patch { options, .. }
             | Self::Delete { options, .. }
             | Self::Evict { options, .. } => Some(options),
-            Self::Restore { .. } | Self::ReadWarnings { .. } | Self::Event(_) => None,
+            Self::Restore { .. }
+            | Self::ReadWarnings { .. }
+            | Self::ReadUsers { .. }
+            | Self::ReadClaimWarning { .. }
+            | Self::Event(_) => None,
         }
     }
 

@@ -23,7 +23,7 @@ mod tests;
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
     effect::{DataVolumeCreation, Decision, Effect, Event, Kind, WriteOptions},
-    executor::{Answers, Executor},
+    executor::{Answers, ClaimUser, Executor},
     lease::{Election, Times},
     metrics::Metrics,
     recorder::Recorder,

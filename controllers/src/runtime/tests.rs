@@ -21,8 +21,8 @@ use prometheus::Registry;
 use serde_json::{Value, json};
 
 use super::{
-    Answers, Attempt, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs, Recorder, Run,
-    Runner, Wake, executor::Outcome, lease::Leadership,
+    Answers, Attempt, ClaimUser, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs,
+    Recorder, Run, Runner, Wake, executor::Outcome, lease::Leadership,
 };
 use crate::{
     cache::Key,
@@ -45,6 +45,8 @@ impl Answers for Stored {
         let known = events.items.iter().filter_map(|event| event.reason.clone());
         self.0.lock().unwrap().extend(known.map(|reason| (Kind::Pod, format!("{pod}: {reason}"))));
     }
+    fn warned_of_claim(&self, _: &str, _: &str, _: &str, _: &ObjectList<PodEvent>) {}
+    fn users(&self, _: &str, _: &str, _: &str, _: Vec<ClaimUser>, _: Option<String>) {}
 }
 
 struct Fixture {

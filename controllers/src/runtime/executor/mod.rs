@@ -2,12 +2,14 @@
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
 //! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
-//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone.
+//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone, `users.rs` finds the pods that use a
+//! claim.
 
 mod data_volumes;
 mod errors;
 mod image_volumes;
 mod restore;
+mod users;
 mod warnings;
 
 use std::{
@@ -26,13 +28,14 @@ use kube::{
 use serde_json::{Value, json};
 
 use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
+pub(crate) use self::users::ClaimUser;
 use super::{
     DataVolumeCreation, Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder,
 };
 
 /// Longest time for one write. Shorter than the time between the end of leadership and the end of the lease.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time for [`Effect::Restore`], which lists a namespace.
+/// Longest time for [`Effect::Restore`] and [`Effect::ReadUsers`], which list a namespace.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Field manager of all writes.
 const FIELD_MANAGER: &str = "virt-controller";
@@ -47,6 +50,10 @@ pub(crate) trait Answers: Send + Sync {
     fn deleted(&self, kind: Kind, namespace: Option<&str>, name: &str, uid: Option<&str>);
     /// Stores the warnings among the events of a pod.
     fn warned(&self, namespace: &str, pod: &str, uid: &str, events: &ObjectList<PodEvent>);
+    /// Stores the newest warning among the events of a claim.
+    fn warned_of_claim(&self, namespace: &str, claim: &str, uid: &str, events: &ObjectList<PodEvent>);
+    /// Stores the pods that use a claim, and the version of their list.
+    fn users(&self, namespace: &str, claim: &str, uid: &str, users: Vec<ClaimUser>, version: Option<String>);
 }
 
 /// The result of carrying out a decision.
@@ -141,7 +148,8 @@ impl Executor {
                 return Outcome::NotLeading;
             }
             let (verb, resource) = label(&effect);
-            let limit = if matches!(effect, Effect::Restore { .. }) { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
+            let lists = matches!(effect, Effect::Restore { .. } | Effect::ReadUsers { .. });
+            let limit = if lists { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
             let span = trace.and_then(|parent| self.traces.child(verb, parent.context()));
             let mut span = span.map(|span| span.with("resource", resource));
             let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
@@ -153,9 +161,7 @@ impl Executor {
             drop(span);
             match result {
                 // A disruption budget that refuses one eviction may allow the next.
-                Err(error)
-                    if options.independent || matches!(effect, Effect::Evict { .. } | Effect::ReadWarnings { .. }) =>
-                {
+                Err(error) if options.independent || effect.is_read() || matches!(effect, Effect::Evict { .. }) => {
                     self.metrics.wrote(controller, verb, resource, "refused");
                     if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
                         tracing::info!(verb, resource, object = regarding_name, error = %message, "not carried out");
@@ -299,6 +305,10 @@ impl Executor {
             Effect::ReadWarnings { namespace, pod, uid } => {
                 self.read_warnings(namespace, pod, uid).await.map(|()| None)
             }
+            Effect::ReadClaimWarning { namespace, claim, uid } => {
+                self.read_claim_warning(namespace, claim, uid).await.map(|()| None)
+            }
+            Effect::ReadUsers { namespace, claim, uid } => self.read_users(namespace, claim, uid).await.map(|()| None),
             Effect::Create { kind, namespace, object, options } => {
                 self.create(*kind, namespace.as_deref(), object, options).await
             }
@@ -374,7 +384,8 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
         Effect::Restore { .. } => ("restore", Kind::Pod.plural()),
-        Effect::ReadWarnings { .. } => ("list", "events"),
+        Effect::ReadWarnings { .. } | Effect::ReadClaimWarning { .. } => ("list", "events"),
+        Effect::ReadUsers { .. } => ("list", Kind::Pod.plural()),
         Effect::Event(_) => ("event", "events"),
     }
 }
@@ -393,6 +404,7 @@ fn parts(effect: &Effect) -> (WriteOptions, &str) {
         | Effect::Evict { options, name, .. } => (options.clone(), name),
         Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),
         Effect::ReadWarnings { pod, .. } => (WriteOptions::default(), pod),
+        Effect::ReadUsers { claim, .. } | Effect::ReadClaimWarning { claim, .. } => (WriteOptions::default(), claim),
         Effect::Event(Event { .. }) => (WriteOptions::default(), ""),
     }
 }

@@ -1,0 +1,232 @@
+//! Clones as steps of the importer: their state as the status shows it, the claim, and the pod that copies.
+
+use api::{
+    cdi::DataVolume,
+    constants::{annotation, finalizer},
+};
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
+use serde_json::json;
+
+use super::{Hold, Next, Observed as View, Work, decide, end, facts::Facts, phase, source};
+use crate::{
+    cache::Key,
+    importer::{
+        CLAIM, Observed, Step, claim, import,
+        pod::{Content, Inputs},
+        status::{Fact, Shown, reason},
+    },
+    resources::claims::CachedClaim,
+    runtime::{Effect, Kind},
+};
+
+/// Annotation of a claim with the phase of the pod that fills it.
+const POD_PHASE: &str = api::cdi::annotation::POD_PHASE;
+
+/// Returns the step of a DataVolume that is a clone.
+pub(in crate::importer) fn step(
+    observed: &Observed,
+    facts: &Facts,
+    target: Option<&CachedClaim>,
+    shown: Shown,
+) -> Result<Step, serde_json::Error> {
+    let is_late = observed.class.as_ref().is_some_and(|class| class.is_late);
+    // The pod that copies is the first consumer.
+    let is_first = is_late && observed.is_immediate();
+    let is_empty = |claim: &CachedClaim| claim.data_source.is_none() && claim.volume.is_none();
+    if target.filter(|claim| claim.phase == "Pending").is_some_and(|claim| is_empty(claim)) && !is_first {
+        let phase = if is_late { phase::FIRST_CONSUMER } else { shown.phase };
+        return Ok(Step::show(Shown { phase, ..shown }));
+    }
+    let source = facts.view();
+    // Once the volume exists its size counts, and the source may be gone.
+    let known = facts.temporary.as_ref().and_then(|claim| claim::requested(&claim.requests));
+    let known = known.or_else(|| facts.volume.as_ref()?.size);
+    let size = |spec: &PersistentVolumeClaimSpec| known.or_else(|| source::size(&source, spec, claim::overhead()));
+    let spec = match claim::spec(&observed.volume, observed.class.as_deref(), &size) {
+        Ok(spec) => spec,
+        // The size of a source that is missing.
+        Err(_) if facts.is_missing() => PersistentVolumeClaimSpec::default(),
+        Err(text) => {
+            let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
+            return Ok(
+                Step::show(Shown { phase: phase::SCHEDULED, bound, ..shown }).wake(std::time::Duration::from_secs(30))
+            );
+        }
+    };
+    let next = decide(&view(observed, facts, &spec, target))?;
+    carry_out(observed, facts, spec, target, next, shown)
+}
+
+/// Returns the step of a clone whose DataVolume is being deleted. `None`: nothing holds it.
+pub(in crate::importer) fn ending(observed: &Observed) -> Option<Step> {
+    if !is_held(&observed.volume) {
+        return None;
+    }
+    let Some(facts) = &observed.clone else { return Some(Step::default().before(release(&observed.volume))) };
+    let spec = PersistentVolumeClaimSpec::default();
+    let next = end(&view(observed, facts, &spec, observed.claim.as_deref()));
+    let done = (next.work == Work::Complete).then(|| release(&observed.volume)).flatten();
+    Some(Step::default().before(next.effects).before(done))
+}
+
+fn view<'a>(
+    observed: &'a Observed,
+    facts: &'a Facts,
+    spec: &'a PersistentVolumeClaimSpec,
+    target: Option<&'a CachedClaim>,
+) -> View<'a> {
+    let permitted = observed.annotated(annotation::CLONE_PERMITTED);
+    let kind = if facts.is_snapshot { "snapshot" } else { "pvc" };
+    View {
+        data_volume: &observed.volume.metadata,
+        source_key: &facts.key,
+        source: facts.view(),
+        source_is_filled: facts.is_filled,
+        source_provisioner: facts.provisioner.as_deref(),
+        is_permitted: permitted.is_some_and(|mark| mark == format!("{kind}/{}", facts.key)),
+        spec,
+        class: facts.class.as_ref(),
+        is_immediate: observed.is_immediate(),
+        target: target.filter(|claim| observed.is_controlled(claim)),
+        temporary: facts.temporary.as_deref(),
+        volume: facts.volume.as_deref(),
+        users: facts.users.as_deref(),
+        warning: facts.warning.as_deref(),
+        is_copying: facts.pod.is_some() || observed.pod.is_some(),
+        now: observed.now,
+    }
+}
+
+fn carry_out(
+    observed: &Observed,
+    facts: &Facts,
+    spec: PersistentVolumeClaimSpec,
+    target: Option<&CachedClaim>,
+    next: Next,
+    shown: Shown,
+) -> Result<Step, serde_json::Error> {
+    let mut shown = Shown { phase: next.phase, ..shown };
+    if let Some(Hold { reason, message }) = &next.hold {
+        shown.bound = Fact::no(reason, message.clone());
+    }
+    let is_remote = observed.volume.metadata.namespace.as_deref() != Some(&*facts.key.namespace);
+    let writes = !next.effects.is_empty() || next.work != Work::None;
+    // Before anything exists that the deletion of the DataVolume would leave behind.
+    let finalizer = (is_remote && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
+    let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(next.effects);
+    let step = match (next.work, target) {
+        (Work::Complete, Some(target)) => {
+            import::succeeded(observed, target, shown, None).after(release(&observed.volume))
+        }
+        (Work::Provision(source), None) => {
+            create(observed, PersistentVolumeClaimSpec { data_source: Some(source), ..spec }, shown)?
+        }
+        (Work::Take(volume), None) => {
+            create(observed, PersistentVolumeClaimSpec { volume_name: Some(volume), ..spec }, shown)?
+        }
+        (Work::Copy, None) => create(observed, spec, shown)?,
+        (Work::Copy, Some(target)) => copy(observed, facts, target, shown)?,
+        (Work::CopyInto(key), _) => copy_into(observed, facts, &key, shown)?,
+        _ => Step::show(shown),
+    };
+    let step = Step { before: begin.chain(step.before).collect(), ..step };
+    let wake = next.wake.and_then(|time: SignedDuration| std::time::Duration::try_from(time).ok());
+    Ok(match (wake, step.wake) {
+        (Some(wake), None) => step.wake(wake),
+        _ => step,
+    })
+}
+
+/// Creates the claim of the DataVolume.
+fn create(observed: &Observed, spec: PersistentVolumeClaimSpec, shown: Shown) -> Result<Step, serde_json::Error> {
+    let refusal = observed.refusal(CLAIM, reason::CLAIM_NOT_VALID);
+    if let Some((failure, fact)) = refusal {
+        let shown = Shown { bound: fact, ..shown };
+        if failure.blocks(observed.now) {
+            return Ok(Step::show(shown).wake(failure.remaining(observed.now)));
+        }
+    }
+    let claim = claim::render(&observed.volume, spec, false);
+    let create = Effect::create(Kind::Claim, observed.volume.metadata.namespace.as_deref(), &claim)?.refused_as(CLAIM);
+    Ok(Step::show(shown).before([create]))
+}
+
+/// Runs the pod that copies in the namespace of the DataVolume.
+fn copy(observed: &Observed, facts: &Facts, target: &CachedClaim, shown: Shown) -> Result<Step, serde_json::Error> {
+    let Some(source) = facts.source.as_deref() else { return Ok(Step::show(shown)) };
+    let inputs = Inputs {
+        volume: &observed.volume,
+        claim: target,
+        owner: Kind::DataVolume.owner_reference(&observed.volume.metadata),
+        content: Content::Claim(source),
+        image: &observed.image,
+        pull_policy: &observed.pull_policy,
+    };
+    import::run(observed, target, inputs, shown).map(renamed)
+}
+
+/// Runs the pod that copies in the namespace of the source.
+fn copy_into(observed: &Observed, facts: &Facts, key: &Key, shown: Shown) -> Result<Step, serde_json::Error> {
+    let temporary = facts.temporary.as_deref().filter(|claim| Key::of(&claim.metadata) == *key);
+    let (Some(temporary), Some(source)) = (temporary, facts.source.as_deref()) else { return Ok(Step::show(shown)) };
+    if facts.pod.as_ref().is_some_and(|pod| pod.phase == "Succeeded") {
+        let filled = json!({"metadata": {"annotations": {POD_PHASE: "Succeeded"}}});
+        let shown = Shown { phase: phase::REBIND, ..shown };
+        return Ok(Step::show(shown).before([Effect::merge(Kind::Claim, &temporary.metadata, filled)]));
+    }
+    let volume = unprivileged(&observed.volume);
+    let inputs = Inputs {
+        volume: &volume,
+        claim: temporary,
+        owner: Kind::Claim.owner_reference(&temporary.metadata),
+        content: Content::Claim(source),
+        image: &observed.image,
+        pull_policy: &observed.pull_policy,
+    };
+    let of_pod = Observed { pod: facts.pod.clone(), percent: facts.percent, ..observed.clone() };
+    import::run(&of_pod, temporary, inputs, shown).map(renamed)
+}
+
+/// Returns the DataVolume without what its author may not choose for a pod in the namespace of the source: service account, priority
+/// and networks.
+fn unprivileged(volume: &DataVolume) -> DataVolume {
+    let mut volume = volume.clone();
+    volume.metadata.annotations = None;
+    volume.spec.service_account_name = None;
+    volume.spec.priority_class_name = None;
+    volume
+}
+
+/// Names the phases of a pod that copies as those of a clone.
+fn renamed(mut step: Step) -> Step {
+    if let Some(shown) = &mut step.shown {
+        shown.phase = match shown.phase {
+            "ImportScheduled" => phase::SCHEDULED,
+            "ImportInProgress" => phase::COPIES,
+            other => other,
+        };
+    }
+    step
+}
+
+/// Returns true if a clone from another namespace has begun, which may have left something there.
+pub(in crate::importer) fn is_held(volume: &DataVolume) -> bool {
+    volume.metadata.finalizers.iter().flatten().any(|name| name == finalizer::CLONE)
+}
+
+/// Removes the finalizer of clones from other namespaces.
+pub(in crate::importer) fn release(volume: &DataVolume) -> Option<Effect> {
+    finalizers_of(volume, false)
+}
+
+/// Adds or removes the finalizer of clones from other namespaces, unless that is done.
+fn finalizers_of(volume: &DataVolume, present: bool) -> Option<Effect> {
+    let mut wanted = volume.metadata.finalizers.clone().unwrap_or_default();
+    wanted.retain(|name| name != finalizer::CLONE);
+    if present {
+        wanted.push(finalizer::CLONE.to_owned());
+    }
+    let patch = json!({"metadata": {"finalizers": wanted}});
+    (present != is_held(volume)).then(|| Effect::merge(Kind::DataVolume, &volume.metadata, patch))
+}

@@ -1,0 +1,2 @@
+mod handover;
+mod steps;
