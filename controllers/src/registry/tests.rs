@@ -128,6 +128,10 @@ fn claim(number: usize, version: usize, phase: &str) -> Value {
     json!({"metadata": metadata(&format!("claim-{number}"), version), "spec": {}, "status": {"phase": phase}})
 }
 
+fn data_volume(number: usize, version: usize) -> Value {
+    json!({"metadata": metadata(&format!("claim-{number}"), version), "spec": {}, "status": {"phase": "Succeeded"}})
+}
+
 fn instancetype(number: usize, version: usize) -> Value {
     json!({
         "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineInstancetype",
@@ -168,6 +172,7 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::Pod, pod(number, 1));
         caches.written(Kind::ControllerRevision, revision(number, 1));
         caches.claims.observe(object::<PersistentVolumeClaim>(&claim(number, 1, "Pending")).into());
+        caches.written(Kind::DataVolume, data_volume(number, 1));
         put_instancetype(&caches, number, 1);
         if number.is_multiple_of(PER_NODE) {
             caches.nodes.observe(object::<Node>(&node(number / PER_NODE, 1)).into());
@@ -205,6 +210,7 @@ impl Cluster {
                     caches.claims.observe(object::<PersistentVolumeClaim>(&claim(0, 2, "Bound")).into());
                 }),
             ),
+            ("DataVolume", self.cost(|caches| caches.written(Kind::DataVolume, data_volume(0, 2)))),
             ("instance type", self.cost(|caches| put_instancetype(caches, 0, 2))),
             ("copy", self.cost(|caches| caches.written(Kind::ControllerRevision, revision(0, 2)))),
             ("heartbeat", self.cost(|caches| caches.nodes.observe(object::<Node>(&node(0, 2)).into()))),
@@ -251,6 +257,7 @@ async fn event_costs_the_same_in_a_cluster_of_any_size() {
     }
     // The test would pass if nothing were queued.
     assert!(small.cost(|caches| caches.written(Kind::VirtualMachine, vm(0, 9))).1 > 0);
+    assert!(small.cost(|caches| caches.written(Kind::DataVolume, data_volume(0, 9))).1 > 0);
 }
 
 #[tokio::test]

@@ -58,8 +58,9 @@ async fn right_to_clone_is_that_of_the_service_account_on_the_resolved_source() 
     let pvc = || json!({"pvc": {"namespace": "store", "name": "gen-2"}});
     let snapshot = || json!({"snapshot": {"namespace": "", "name": "snap"}});
     let pointer = || json!({"dataSource": {"name": "other", "namespace": "images"}});
-    // spec, script, number of reviews, namespace and name of the source, true if it is created
-    let table: Vec<(Value, Vec<Reply>, usize, &str, &str, bool)> = vec![
+    /// Spec, script, number of reviews, namespace and name of the source, true if it is created.
+    type Row = (Value, Vec<Reply>, usize, &'static str, &'static str, bool);
+    let table: Vec<Row> = vec![
         (json!({"source": {"blank": {}}}), vec![created()], 0, "", "", true),
         (claim("n"), vec![created()], 0, "n", "golden", true),
         (claim("images"), vec![answer(true), created()], 1, "images", "golden", true),
