@@ -156,7 +156,7 @@ pub(crate) struct DataVolumeCreation {
     pub data_volume: DataVolume,
     /// Service account of its namespace whose right to clone counts.
     pub service_account: String,
-    /// A claim of its name exists, which it takes over without a clone.
+    /// A claim of its name exists, which it takes over.
     pub adopts_claim: bool,
     /// The VM, for events.
     pub regarding: ObjectReference,

@@ -6,7 +6,7 @@
 
 use api::{
     cdi::{
-        DataSource, annotation,
+        DataSource,
         data_volume::{DataVolumeImportSource, DataVolumeSourceRef},
     },
     constants::event,
@@ -41,17 +41,8 @@ impl Executor {
         if let Some(source) = CloneSource::of(&data_volume).filter(|source| source.namespace != namespace)
             && !self.may_clone(requester, &source).await?
         {
-            if !creation.adopts_claim {
-                let message = source.denial(requester);
-                return Err(self.refused(creation, Step::Authorize, WriteError::Refused(message)));
-            }
-            // The claim serves as it is, and nothing is ever cloned for this DataVolume.
-            let claim = data_volume.metadata.name.clone().unwrap_or_default();
-            data_volume
-                .metadata
-                .annotations
-                .get_or_insert_default()
-                .insert(annotation::PRE_POPULATED.to_owned(), claim);
+            let message = source.denial(requester);
+            return Err(self.refused(creation, Step::Authorize, WriteError::Refused(message)));
         }
         let mut object = serde_json::to_value(&data_volume).map_err(|error| WriteError::Refused(error.to_string()))?;
         object["apiVersion"] = Kind::DataVolume.api_version().into();

@@ -225,7 +225,7 @@ pub(super) fn synchronize(
     }
     let is_created = |entry: &&Entry| match entry.state {
         State::Missing => true,
-        // Old versions of CDI refuse it. Then the claim is used without a DataVolume.
+        // If it is refused, the claim is used without a DataVolume.
         State::Adoptable => owned.is_none(),
         _ => false,
     };

@@ -290,6 +290,21 @@ fn existing_claim_is_taken_over_or_used_as_it_is() {
 }
 
 #[test]
+fn existing_claim_is_used_if_its_data_volume_is_refused() {
+    let failure = Failure {
+        reason: "FailedDataVolumeCreate",
+        message: "not authorized to create DataVolume: User u".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let vm = with_template("Always", &Value::Null);
+    let observed = observed_with(&vm, None, Some(claim(&json!({}))));
+    let decision = decide(&Observed { failure: Some(failure), ..observed }).unwrap();
+    assert!(creation(&decision).is_none() && creates(&decision));
+    assert!(condition(&decision, "Failure").ends_with("User u"), "{decision:?}");
+}
+
+#[test]
 fn cluster_without_data_volumes_is_named_until_it_has_them() {
     let vm = with_template("Always", &Value::Null);
     let decision = decide(&Observed { serves_data_volumes: false, ..observed_with(&vm, None, None) }).unwrap();
