@@ -16,7 +16,6 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::Duration,
 };
 
 use crate::{
@@ -28,7 +27,9 @@ use crate::{
     format::{self, Format, FormatError, ReadAt},
     http::{Client, download},
     meter::Meter,
-    nbd, qemu,
+    nbd,
+    places::Places,
+    qemu,
     spool::Spool,
     task::{self, ContentType, HttpSource, Source, Target, Task},
 };
@@ -36,51 +37,6 @@ use crate::{
 /// Folder of the disk in an image.
 const IMAGE_FOLDER: &str = "disk";
 const SOCKET: &str = "nbd.sock";
-
-/// Places of the import pod.
-#[derive(Clone, Debug)]
-pub struct Places {
-    /// The claim in file-system mode.
-    pub data: PathBuf,
-    /// The claim in block mode.
-    pub device: PathBuf,
-    /// The image of a registry source.
-    pub image: PathBuf,
-    /// The claim that is copied, in file-system mode.
-    pub source: PathBuf,
-    /// The claim that is copied, in block mode.
-    pub source_device: PathBuf,
-    /// Scratch space.
-    pub scratch: PathBuf,
-    /// Certificates of authorities.
-    pub certs: PathBuf,
-    /// Credentials.
-    pub secret: PathBuf,
-    /// The program qemu-img.
-    pub qemu_img: PathBuf,
-    /// Time without data after which a connection is given up.
-    pub silence: Duration,
-    /// Time without any progress after which the import fails.
-    pub stall: Duration,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self {
-            data: task::DATA_DIR.into(),
-            device: task::BLOCK_DEVICE.into(),
-            image: task::IMAGE_DIR.into(),
-            source: task::SOURCE_DIR.into(),
-            source_device: task::SOURCE_DEVICE.into(),
-            scratch: task::SCRATCH_DIR.into(),
-            certs: task::CERTS_DIR.into(),
-            secret: task::SECRET_DIR.into(),
-            qemu_img: "/usr/bin/qemu-img".into(),
-            silence: Duration::from_secs(60),
-            stall: Duration::from_secs(600),
-        }
-    }
-}
 
 /// Fills the claim. Returns the size of the disk.
 pub async fn import(task: Task, places: Places, meter: Arc<Meter>) -> Result<u64, ImportError> {

@@ -12,11 +12,13 @@ mod http;
 mod import;
 mod meter;
 mod nbd;
+mod places;
 mod qemu;
 mod spool;
 pub mod task;
 
 pub use error::ImportError;
 pub use http::SourceError;
-pub use import::{Places, import};
+pub use import::import;
 pub use meter::Meter;
+pub use places::Places;

@@ -20,7 +20,7 @@ use url::Url;
 
 use super::{SourceError, chain, tls};
 use crate::{
-    Places,
+    places::Places,
     task::{ACCESS_KEY, HttpSource, SECRET_KEY},
 };
 
