@@ -6,17 +6,21 @@ use sha2::digest::DynDigest;
 
 use crate::error::ImportError;
 
+type State = Box<dyn DynDigest + Send>;
+/// Name of an algorithm, bytes of its checksums, and its initial state.
+type Algorithm = (&'static str, usize, fn() -> State);
+
 /// A checksum that a file must have.
 pub(crate) struct Checksum {
     algorithm: &'static str,
     expected: String,
-    state: Box<dyn DynDigest + Send>,
+    state: State,
 }
 
 impl Checksum {
     /// Parses `algorithm:hex`.
     pub(crate) fn parse(text: &str) -> Result<Self, ImportError> {
-        let known: [(&'static str, usize, fn() -> Box<dyn DynDigest + Send>); 4] = [
+        let known: [Algorithm; 4] = [
             ("md5", 16, || Box::new(md5::Md5::default())),
             ("sha1", 20, || Box::new(sha1::Sha1::default())),
             ("sha256", 32, || Box::new(sha2::Sha256::default())),
