@@ -44,7 +44,10 @@ async fn waits(s: &Story) -> Result<()> {
 /// Removes the definitions and creates a VM that needs them.
 async fn without(s: &Story) -> Result<()> {
     let api = s.cluster_api("CustomResourceDefinition");
+    // Without it an admission policy refuses the deletion.
+    let confirm = Patch::Merge(json!({"metadata": {"annotations": {"ferrovirt.io/confirm-deletion": "true"}}}));
     for name in DEFINITIONS {
+        api.patch_metadata(name, &PatchParams::default(), &confirm).await?;
         api.delete(name, &DeleteParams::background()).await.with_context(|| format!("delete {name}"))?;
         let deadline = std::time::Instant::now() + MINUTES;
         while api.get_opt(name).await?.is_some() {
