@@ -14,8 +14,8 @@ use crate::{
         LookupError, Lookups, ObjectQuery, Operation, Outcome, ReviewTrace, TrustedUsers, request, trace,
     },
     kinds::{
-        backup, clone, deletion, eviction, export, instancetype, kubevirt, migration, plugin, policy, pool, preset,
-        replica_set, restore, snapshot, status, vm, vmi,
+        backup, clone, data_volume, deletion, eviction, export, instancetype, kubevirt, migration, plugin, policy,
+        pool, preset, replica_set, restore, snapshot, status, vm, vmi,
     },
 };
 
@@ -49,6 +49,7 @@ const CLUSTER_INSTANCETYPES: Option<(&str, &str)> =
 const PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachinepreferences"));
 const CLUSTER_PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachineclusterpreferences"));
 const CLONES: Option<(&str, &str)> = Some((clone::GROUP, clone::PLURAL));
+const DATA_VOLUMES: Option<(&str, &str)> = Some((api::cdi::GROUP, data_volume::PLURAL));
 const REPLICA_SETS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancereplicasets"));
 
 /// All webhooks. The webhook configurations in the chart register them.
@@ -143,6 +144,13 @@ pub const WEBHOOKS: &[Webhook] = &[
     },
     Webhook { path: "/vm-clone-mutate-create", resource: CLONES, operations: CREATES, evaluate: clone::mutate },
     Webhook { path: "/vm-clone-validate-create", resource: None, operations: WRITES, evaluate: clone::validate },
+    Webhook { path: "/datavolumes-mutate", resource: DATA_VOLUMES, operations: WRITES, evaluate: data_volume::mutate },
+    Webhook {
+        path: "/datavolumes-validate",
+        resource: DATA_VOLUMES,
+        operations: WRITES,
+        evaluate: data_volume::validate,
+    },
     Webhook { path: "/plugin-validate", resource: None, operations: WRITES, evaluate: plugin::validate },
     Webhook { path: "/status-validate", resource: None, operations: WRITES, evaluate: status::validate },
     Webhook {

@@ -65,6 +65,12 @@ fn result(case: &Value, query: &ObjectQuery) -> LookupResult {
     let found = match &query.selection {
         Selection::Get { name } => object(case, &format!("{plural}/{name}")).or_else(|| object(case, plural)),
         Selection::List { .. } => object(case, plural),
+        Selection::AccessReview { review } => {
+            let review: Value = serde_json::from_str(review).unwrap();
+            let right = &review["spec"]["resourceAttributes"];
+            let text = |key: &str| right[key].as_str().unwrap_or_default();
+            object(case, &format!("{plural}/{}/{}/{}", text("resource"), text("namespace"), text("name")))
+        }
     };
     if let Some(message) = found.and_then(failure) {
         return LookupResult::Failed { code: 500, message: message.to_owned() };

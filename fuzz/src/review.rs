@@ -36,7 +36,7 @@ fn nothing(query: &ObjectQuery) -> LookupResult {
     let _ = query.to_string();
     match &query.selection {
         Selection::List { .. } => LookupResult::List(vec![]),
-        Selection::Get { .. } => LookupResult::Object(None),
+        Selection::Get { .. } | Selection::AccessReview { .. } => LookupResult::Object(None),
     }
 }
 

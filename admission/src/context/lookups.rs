@@ -25,8 +25,12 @@
 
 use std::{collections::BTreeMap, fmt};
 
+use k8s_openapi::api::{
+    authentication::v1::UserInfo,
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{decode, resource_path::collection_path};
 
@@ -67,6 +71,11 @@ pub enum Selection {
         /// Number of objects to read; `None`: all of them, which fails if there are more than [`MAX_LIST`].
         limit: Option<u32>,
     },
+    /// The answer to a SubjectAccessReview, which [`Lookups::is_allowed`] returns.
+    AccessReview {
+        /// The review as JSON.
+        review: String,
+    },
 }
 
 impl ObjectQuery {
@@ -95,11 +104,28 @@ impl ObjectQuery {
         Self::new(group, version, plural, namespace, Selection::List { labels: String::new(), limit: Some(count) })
     }
 
+    /// Asks for a right of a user.
+    pub(crate) fn access(user: &UserInfo, right: ResourceAttributes) -> Self {
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: user.username.clone(),
+                uid: user.uid.clone(),
+                groups: user.groups.clone(),
+                extra: user.extra.clone(),
+                resource_attributes: Some(right),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let review = json!(review).to_string();
+        Self::new("authorization.k8s.io", "v1", "subjectaccessreviews", None, Selection::AccessReview { review })
+    }
+
     /// Returns the path of the collection; `None` if a name is not a path segment, so that no such object exists.
     pub fn collection(&self) -> Option<String> {
         let name = match &self.selection {
             Selection::Get { name } => Some(name.as_str()),
-            Selection::List { .. } => None,
+            Selection::List { .. } | Selection::AccessReview { .. } => None,
         };
         collection_path(&self.group, &self.version, &self.plural, self.namespace.as_deref(), name)
     }
@@ -111,6 +137,7 @@ impl fmt::Display for ObjectQuery {
         match (&self.selection, &self.namespace) {
             (Selection::Get { name }, None) => write!(out, "get {kind} \"{name}\""),
             (Selection::Get { name }, Some(namespace)) => write!(out, "get {kind} \"{namespace}/{name}\""),
+            (Selection::AccessReview { .. }, _) => write!(out, "create {kind}"),
             (Selection::List { .. }, None) => write!(out, "list {kind}"),
             (Selection::List { .. }, Some(namespace)) => write!(out, "list {kind} in namespace \"{namespace}\""),
         }
@@ -200,6 +227,12 @@ impl Lookups {
         self.get(query)?.map(|object| Self::decode(query, object)).transpose()
     }
 
+    /// Returns true if the user of an access review has the right.
+    pub(crate) fn is_allowed(&self, query: &ObjectQuery) -> Result<bool, LookupError> {
+        let status = |name: &str| Ok(self.get(query)?.and_then(|answer| answer.get("status")?.get(name)?.as_bool()));
+        Ok(status("allowed")? == Some(true) && status("denied")? != Some(true))
+    }
+
     /// Returns the objects of a list. An unknown kind (its CRD is not installed) has none.
     pub fn list(&self, query: &ObjectQuery) -> Result<&[Value], LookupError> {
         match self.result(query)? {
@@ -222,8 +255,6 @@ impl Lookups {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn pvc(name: &str) -> ObjectQuery {
@@ -243,6 +274,33 @@ mod tests {
         let message = "cannot get persistentvolumeclaims \"ns/b\": no";
         assert_eq!(lookups.get(&b), Err(LookupError::Failed(message.into())));
         assert_eq!(lookups.result(&b), Ok(&failure));
+    }
+
+    #[test]
+    fn right_is_had_if_the_review_allows_it() {
+        let user = UserInfo { username: Some("jane".into()), groups: Some(vec!["a".into()]), ..UserInfo::default() };
+        let right = ResourceAttributes { verb: Some("create".into()), ..ResourceAttributes::default() };
+        let query = ObjectQuery::access(&user, right);
+        let Selection::AccessReview { review } = &query.selection else { panic!("{query}") };
+        let spec = json!({"groups": ["a"], "resourceAttributes": {"verb": "create"}, "user": "jane"});
+        assert_eq!(serde_json::from_str::<Value>(review).unwrap()["spec"], spec);
+        assert_eq!(query.collection().as_deref(), Some("/apis/authorization.k8s.io/v1/subjectaccessreviews"));
+        for (answer, expected) in [
+            (Some(json!({"status": {"allowed": true}})), true),
+            (Some(json!({"status": {"allowed": true, "denied": true}})), false),
+            (Some(json!({"status": {"allowed": false}})), false),
+            (Some(json!({"status": {}})), false),
+            (Some(json!({})), false),
+            (None, false),
+        ] {
+            let mut lookups = Lookups::new();
+            lookups.insert(query.clone(), LookupResult::Object(answer.clone()));
+            assert_eq!(lookups.is_allowed(&query), Ok(expected), "{answer:?}");
+        }
+        let mut lookups = Lookups::new();
+        assert_eq!(lookups.is_allowed(&query), Err(LookupError::Missing(vec![query.clone()])));
+        lookups.insert(query.clone(), LookupResult::Failed { code: 403, message: "no".into() });
+        assert!(matches!(lookups.is_allowed(&query), Err(LookupError::Failed(_))));
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod backup;
 mod checks;
 pub(crate) mod clone;
 mod data_source;
+pub(crate) mod data_volume;
 pub(crate) mod deletion;
 pub(crate) mod eviction;
 pub(crate) mod export;

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::{
-    data_source,
+    data_source, data_volume,
     instancetype::{self, Chosen},
     volume_requests,
 };
@@ -70,7 +70,10 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
         }
     }
     let chosen = instancetype::chosen(context, &vm)?;
-    let warnings = warnings(&vm, old.as_ref(), &chosen, context.is_component());
+    let mut warnings = warnings(&vm, old.as_ref(), &chosen, context.is_component());
+    if old.as_ref().is_none_or(|old| old.spec.data_volume_templates != vm.spec.data_volume_templates) {
+        warnings.extend(data_volume::warnings_of_templates(&vm.spec, context.namespace(), context.lookups)?);
+    }
     let mut errors = field_errors(&vm, old.as_ref(), &chosen, context.config, context.is_component())
         .map_err(|error| Interrupt::failed(400, error.to_string()))?;
     if errors.is_empty() {

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineSpec,
-    cdi::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
+    cdi::{annotation, data_volume::DataVolumeTemplateSpec},
 };
 
+use super::data_volume_spec::{self, DATA_SOURCE, is_clone, members, unsupported_kind};
 use crate::context::FieldErrors;
 
 /// Returns the errors of the DataVolume templates in the VM spec at `root`: the first one of each template.
@@ -20,8 +21,15 @@ pub(crate) fn validate(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
             by_name.or_else(|| volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str()))
         })
         .collect();
+    let mut names = BTreeSet::new();
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
-        validate_template(&format!("{root}.dataVolumeTemplate[{index}]"), template, &used, &mut errors);
+        let path = format!("{root}.dataVolumeTemplate[{index}]");
+        let count = errors.as_slice().len();
+        validate_template(&path, template, &used, &mut errors);
+        let name = template.metadata.name.as_deref().unwrap_or_default();
+        if errors.as_slice().len() == count && !names.insert(name) {
+            errors.duplicate(format!("{path}.name"), format!("another DataVolumeTemplate has the name {name}"));
+        }
     }
     errors
 }
@@ -42,11 +50,7 @@ fn validate_template(path: &str, template: &DataVolumeTemplateSpec, used: &BTree
         }
         _ => {}
     }
-    let populated = spec.pvc.as_ref().is_some_and(|pvc| pvc.data_source.is_some() || pvc.data_source_ref.is_some())
-        || spec
-            .storage
-            .as_ref()
-            .is_some_and(|storage| storage.data_source.is_some() || storage.data_source_ref.is_some());
+    let populated = spec.is_externally_populated();
     let sourced = spec.source.is_some() || spec.source_ref.is_some();
     if populated && sourced {
         let message = "External population is incompatible with Source and SourceRef";
@@ -56,7 +60,7 @@ fn validate_template(path: &str, template: &DataVolumeTemplateSpec, used: &BTree
         let message = "Data volume should have either Source, SourceRef, or be externally populated";
         return errors.invalid(format!("{path}.source.sourceRef"), message);
     }
-    match spec.source.as_ref().map(members) {
+    match spec.source.as_ref().map(|source| members(source).len()) {
         Some(0) => return errors.invalid(format!("{path}.source"), "Missing dataVolume valid source"),
         Some(2..) => return errors.invalid(format!("{path}.source"), "Multiple dataVolume sources"),
         _ => {}
@@ -64,26 +68,18 @@ fn validate_template(path: &str, template: &DataVolumeTemplateSpec, used: &BTree
     if !used.contains(name) {
         let message =
             format!("DataVolumeTemplate entry {path} must be referenced in the VMI template's 'volumes' list");
-        errors.required(path, message);
+        return errors.required(path, message);
     }
-}
-
-fn members(source: &DataVolumeImportSource) -> usize {
-    [
-        source.blank.is_some(),
-        source.gcs.is_some(),
-        source.http.is_some(),
-        source.imageio.is_some(),
-        source.pvc.is_some(),
-        source.registry.is_some(),
-        source.s3.is_some(),
-        source.snapshot.is_some(),
-        source.upload.is_some(),
-        source.vddk.is_some(),
-    ]
-    .into_iter()
-    .filter(|set| *set)
-    .count()
+    if let Some(reference) = spec.source_ref.as_ref().filter(|reference| reference.kind != DATA_SOURCE) {
+        return errors.invalid(format!("{path}.sourceRef.kind"), unsupported_kind(&reference.kind));
+    }
+    // With some of them CDI clones without asking for the right to it.
+    let others: &[&str] = if is_clone(spec) { &annotation::SKIP_AUTHORIZATION } else { &[] };
+    let mut keys = template.metadata.annotations.iter().flat_map(|annotations| annotations.keys());
+    if let Some(key) = keys.find(|key| annotation::RESERVED.iter().chain(others).any(|other| *other == key.as_str())) {
+        let message = format!("annotation {key} must not be set: only controllers write it");
+        errors.forbidden(format!("{path}.metadata.annotations[{key}]"), message);
+    }
 }
 
 /// Rejects DataVolume templates with another namespace than their VM.
@@ -99,4 +95,16 @@ pub(crate) fn validate_namespaces(spec: &VirtualMachineSpec, namespace: &str) ->
         }
     }
     errors
+}
+
+/// Returns warnings about templates in the VM spec at `root` that pass here, but whose DataVolumes cannot be created.
+pub(crate) fn warnings(root: &str, spec: &VirtualMachineSpec) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (index, template) in spec.data_volume_templates.iter().enumerate() {
+        let path = format!("{root}.dataVolumeTemplates[{index}].spec");
+        for error in data_volume_spec::validate(&path, &template.spec).as_slice() {
+            warnings.push(format!("the DataVolume cannot be created: {}: {}", error.field, error.message));
+        }
+    }
+    warnings
 }

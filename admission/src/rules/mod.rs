@@ -7,6 +7,7 @@ pub(crate) mod access;
 pub(crate) mod architecture;
 pub(crate) mod cloud_init;
 pub(crate) mod cpu;
+pub(crate) mod data_volume_spec;
 pub(crate) mod data_volumes;
 pub(crate) mod devices;
 pub(crate) mod disks;

@@ -10,7 +10,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::status::DataVolumeStatus;
+use super::{annotation::PERMITTED_CLONE, status::DataVolumeStatus};
 
 /// A DataVolume to create.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -336,4 +336,56 @@ pub struct StorageSpec {
     /// Name of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_name: Option<String>,
+}
+
+impl DataVolumeSpec {
+    /// Returns true if `pvc` or `storage` names an object that fills the claim.
+    pub fn is_externally_populated(&self) -> bool {
+        let pvc = self.pvc.as_ref().is_some_and(|pvc| pvc.data_source.is_some() || pvc.data_source_ref.is_some());
+        let storage = self.storage.as_ref();
+        pvc || storage.is_some_and(|storage| storage.data_source.is_some() || storage.data_source_ref.is_some())
+    }
+}
+
+impl DataVolumeImportSource {
+    /// Returns the claim or snapshot of a clone as `persistentvolumeclaims/NAMESPACE/NAME` or `volumesnapshots/NAMESPACE/NAME`.
+    pub fn clone_path(&self) -> Option<String> {
+        if let Some(pvc) = &self.pvc {
+            return Some(format!("persistentvolumeclaims/{}/{}", pvc.namespace, pvc.name));
+        }
+        self.snapshot.as_ref().map(|snapshot| format!("volumesnapshots/{}/{}", snapshot.namespace, snapshot.name))
+    }
+}
+
+impl DataVolume {
+    /// Returns true if virt-api found at the creation that the creator may clone this source.
+    pub fn permits_clone(&self) -> bool {
+        let path = self.spec.source.as_ref().and_then(DataVolumeImportSource::clone_path);
+        let annotations = self.metadata.annotations.as_ref();
+        path.is_some() && annotations.and_then(|all| all.get(PERMITTED_CLONE)) == path.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn clone_is_permitted_of_the_marked_source_alone() {
+        for (mark, source, expected) in [
+            ("persistentvolumeclaims/n/a", json!({"pvc": {"namespace": "n", "name": "a"}}), true),
+            ("volumesnapshots/n/a", json!({"snapshot": {"namespace": "n", "name": "a"}}), true),
+            ("persistentvolumeclaims/n/a", json!({"pvc": {"namespace": "n", "name": "b"}}), false),
+            ("persistentvolumeclaims/n/a", json!({"pvc": {"namespace": "o", "name": "a"}}), false),
+            ("persistentvolumeclaims/n/a", json!({"snapshot": {"namespace": "n", "name": "a"}}), false),
+            ("", json!({"pvc": {"namespace": "n", "name": "a"}}), false),
+            ("", json!({"blank": {}}), false),
+        ] {
+            let mut volume = DataVolume::new("d", serde_json::from_value(json!({"source": source})).unwrap());
+            volume.metadata.annotations = Some([(PERMITTED_CLONE.to_owned(), mark.to_owned())].into());
+            assert_eq!(volume.permits_clone(), expected, "{mark} {source}");
+        }
+    }
 }

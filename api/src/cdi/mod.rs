@@ -45,6 +45,13 @@ pub mod annotation {
     pub const CLONE_TOKEN: &str = "cdi.kubevirt.io/storage.clone.token";
     /// The same with a longer life. Only CDI writes it.
     pub const EXTENDED_CLONE_TOKEN: &str = "cdi.kubevirt.io/storage.extended.clone.token";
+    /// Annotations that only controllers write.
+    pub const RESERVED: [&str; 5] = [CLONE_TOKEN, EXTENDED_CLONE_TOKEN, CREATED_FOR, POPULATED_FOR, PERMITTED_CLONE];
+    /// Annotations of a DataVolume with which CDI asks for no right to clone.
+    pub const SKIP_AUTHORIZATION: [&str; 2] = [PRE_POPULATED, CHECK_STATIC_VOLUME];
+    /// DataVolume: the source in another namespace that its creator may clone, see
+    /// [`DataVolume::permits_clone`](super::DataVolume::permits_clone). Only virt-api writes it.
+    pub const PERMITTED_CLONE: &str = "ferrovirt.io/permitted-clone";
     /// Claim: strategy of the clone.
     pub const CLONE_TYPE: &str = "cdi.kubevirt.io/cloneType";
     /// Claim: the reason why a copy is made instead of a clone.

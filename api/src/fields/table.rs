@@ -303,8 +303,6 @@ pub const FIELDS: &[Field] = &[
     pod("volumes[].containerDisk.imagePullSecret"),
     launcher("volumes[].containerDisk.path"),
     refused("volumes[].containerPath", "virtiofs"),
-    launcher("volumes[].dataVolume")
-        .withheld("DataVolumes", |volume, _| is_set(volume) && volume.get("hotpluggable") != Some(&Value::Bool(true))),
     launcher("volumes[].dataVolume.hotpluggable").changes(HOTPLUG),
     launcher("volumes[].dataVolume.name").changes(CLAIM),
     pod("volumes[].downwardAPI.fields.*"),

@@ -9,7 +9,7 @@ use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
 use kube::{
     Client,
-    api::{GetParams, ListParams, Patch, PatchParams},
+    api::{GetParams, ListParams, Patch, PatchParams, PostParams},
     core::{Request, request},
 };
 use serde_json::Value;
@@ -110,6 +110,7 @@ fn read_request(path: &str, selection: &Selection) -> Result<http::Request<Vec<u
             let params = if labels.is_empty() { params } else { params.labels(labels) };
             request.list(&params)
         }
+        Selection::AccessReview { review } => request.create(&PostParams::default(), review.clone().into_bytes()),
     }
 }
 

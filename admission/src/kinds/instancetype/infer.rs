@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::context::{Interrupt, LookupError, LookupResult, Lookups, ObjectQuery};
 
-/// Nested data sources followed.
-const MAX_DEPTH: usize = 2;
+/// Data sources to which a data source refers. CDI follows as many.
+const MAX_DEPTH: usize = 1;
 
 /// Reason why nothing was inferred.
 enum Failure {

@@ -39,13 +39,10 @@ pub(crate) fn added_volumes(
 type VmEntry = (&'static str, &'static str, fn(&VirtualMachineSpec) -> bool);
 
 /// Unsupported fields of a VM outside its template.
-const VM: &[VmEntry] = &[
-    ("dataVolumeTemplates", "DataVolumes", |spec| !spec.data_volume_templates.is_empty()),
-    ("updateVolumesStrategy", "strategies other than Replacement and Migration", |spec| {
-        let known = ["", "Replacement", "Migration"];
-        spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !known.contains(&strategy))
-    }),
-];
+const VM: &[VmEntry] = &[("updateVolumesStrategy", "strategies other than Replacement and Migration", |spec| {
+    let known = ["", "Replacement", "Migration"];
+    spec.update_volumes_strategy.as_deref().is_some_and(|strategy| !known.contains(&strategy))
+})];
 
 /// Returns an error for each unsupported field of the VM spec at `root` outside its template.
 pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {

@@ -89,7 +89,6 @@ fn each_entry_names_its_field() {
         (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
         (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
         (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
-        (volume(json!({"name": "root", "dataVolume": {"name": "d"}})), "volumes[0].dataVolume"),
         (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
         (volume(json!({"name": "root", "downwardMetrics": {}})), "volumes[0].downwardMetrics"),
         (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
@@ -121,10 +120,7 @@ fn unsupported_fields_of_a_vm_are_refused() {
     for strategy in ["", "Replacement", "Migration"] {
         assert!(refused(json!({"template": {}, "updateVolumesStrategy": strategy})).is_empty(), "{strategy}");
     }
-    for (spec, field) in [
-        (json!({"template": {}, "dataVolumeTemplates": [{"spec": {}}]}), "spec.dataVolumeTemplates"),
-        (json!({"template": {}, "updateVolumesStrategy": "Copy"}), "spec.updateVolumesStrategy"),
-    ] {
+    for (spec, field) in [(json!({"template": {}, "updateVolumesStrategy": "Copy"}), "spec.updateVolumesStrategy")] {
         assert_eq!(refused(spec).as_slice()[0].field, field);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 
 /// Carried out although admission refuses them.
-const BEYOND_ADMISSION: [&str; 2] = ["domain.memory.hugepages", "volumes.dataVolume"];
+const BEYOND_ADMISSION: [&str; 1] = ["domain.memory.hugepages"];
 
 fn find(spec: Value) -> Vec<String> {
     Unsupported::find(&json!({"metadata": {"name": "m"}, "spec": spec})).named

@@ -72,6 +72,17 @@ fn instance_types_are_inferred_from_labels_of_volumes() {
         (
             of_data_volume.clone(),
             Some(source_ref.clone()),
+            vec![
+                (cdi("datasources", "images", "ds"), plain(json!({"source": {"dataSource": {"name": "other"}}}))),
+                (cdi("datasources", "images", "other"), plain(json!({"source": {"dataSource": {"name": "third"}}}))),
+            ],
+            Some(
+                "unable to infer defaults from DataSource that doesn't provide DataVolumeSourcePVC or DataVolumeSourceSnapshot",
+            ),
+        ),
+        (
+            of_data_volume.clone(),
+            Some(source_ref.clone()),
             vec![(cdi("datasources", "images", "ds"), plain(json!({"source": {}})))],
             Some(
                 "unable to infer defaults from DataSource that doesn't provide DataVolumeSourcePVC or DataVolumeSourceSnapshot",

@@ -1,0 +1,116 @@
+use serde_json::{Value, json};
+
+use super::PERMITTED_CLONE;
+use crate::{
+    context::{LookupResult, Lookups, ObjectQuery, Selection},
+    handle,
+};
+
+const CONTROLLER: &str = "system:serviceaccount:kubevirt:kubevirt-controller";
+
+/// Returns the answer to a query in a cluster where jane may clone from namespace `golden`.
+fn answer(query: &ObjectQuery, cdi: bool) -> LookupResult {
+    let object = |object: Value| LookupResult::Object(Some(object));
+    match &query.selection {
+        Selection::List { .. } if cdi => LookupResult::List(vec![]),
+        Selection::AccessReview { review } => object(json!({"status": {"allowed": review.contains("golden")}})),
+        Selection::Get { name } if name == "s" => object(json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataSource",
+            "metadata": {"name": "s", "namespace": "golden"},
+            "spec": {"source": {"pvc": {"namespace": "", "name": "image"}}},
+        })),
+        _ => LookupResult::Object(None),
+    }
+}
+
+/// Returns the object after `/datavolumes-mutate`.
+fn mutated(user: &str, cdi: bool, object: &Value, old: &Value) -> Value {
+    let body = json!({"request": {
+        "uid": "u", "namespace": "ns", "operation": if old.is_null() { "CREATE" } else { "UPDATE" },
+        "resource": {"group": "cdi.kubevirt.io", "version": "v1beta1", "resource": "datavolumes"},
+        "userInfo": {"username": user}, "object": object, "oldObject": old,
+    }});
+    let mut lookups = Lookups::new();
+    for _ in 0..4 {
+        match handle("/datavolumes-mutate", body.to_string().as_bytes(), &Default::default(), "kubevirt", &lookups) {
+            Ok(evaluation) => {
+                let review = serde_json::to_value(evaluation.review).unwrap();
+                assert_eq!(review["response"]["allowed"], true, "{review}");
+                let mut object = object.clone();
+                if let Some(patch) = review["response"]["patch"].as_str() {
+                    let patch = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, patch).unwrap();
+                    let patch: json_patch::Patch = serde_json::from_slice(&patch).unwrap();
+                    json_patch::patch(&mut object, &patch).unwrap();
+                }
+                return object;
+            }
+            Err(queries) => {
+                for query in queries {
+                    let answer = answer(&query, cdi);
+                    lookups.insert(query, answer);
+                }
+            }
+        }
+    }
+    panic!("too many rounds of lookups");
+}
+
+fn volume(annotations: Value, spec: Value) -> Value {
+    json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+        "metadata": {"name": "d", "namespace": "ns", "annotations": annotations}, "spec": spec,
+    })
+}
+
+fn marked(path: &str) -> Value {
+    json!({PERMITTED_CLONE: path})
+}
+
+#[test]
+fn new_data_volume_has_a_fixed_source_and_a_true_mark() {
+    let claim = |namespace: &str, name: &str| json!({"source": {"pvc": {"namespace": namespace, "name": name}}});
+    let image = || marked("persistentvolumeclaims/golden/image");
+    let reference = || json!({"sourceRef": {"kind": "DataSource", "namespace": "golden", "name": "s"}});
+    let forged = || marked("persistentvolumeclaims/other/secret");
+    let blank = || json!({"source": {"blank": {}}});
+    for (user, cdi, given, wanted) in [
+        // A clone from another namespace is marked.
+        ("jane", false, (json!({}), claim("golden", "image")), (image(), claim("golden", "image"))),
+        ("jane", false, (json!({}), reference()), (image(), claim("golden", "image"))),
+        (
+            CONTROLLER,
+            false,
+            (json!({}), claim("other", "a")),
+            (marked("persistentvolumeclaims/other/a"), claim("other", "a")),
+        ),
+        // One of the same namespace needs no mark.
+        ("jane", false, (json!({}), claim("", "a")), (json!({}), claim("ns", "a"))),
+        ("jane", false, (json!({}), blank()), (json!({}), blank())),
+        // A forged mark is removed or replaced.
+        ("jane", false, (forged(), blank()), (json!({}), blank())),
+        ("jane", false, (forged(), claim("ns", "a")), (json!({}), claim("ns", "a"))),
+        ("jane", false, (forged(), claim("golden", "image")), (image(), claim("golden", "image"))),
+        ("jane", true, (forged(), claim("golden", "image")), (json!({}), claim("golden", "image"))),
+        // CDI resolves what it carries out.
+        ("jane", true, (json!({}), reference()), (json!({}), reference())),
+    ] {
+        let found = mutated(user, cdi, &volume(given.0, given.1), &Value::Null);
+        assert_eq!(found, volume(wanted.0, wanted.1), "{user} {cdi}");
+    }
+}
+
+#[test]
+fn change_keeps_mark_and_source() {
+    let spec = || json!({"source": {"pvc": {"namespace": "golden", "name": "image"}}});
+    let mark = || marked("persistentvolumeclaims/golden/image");
+    let old = volume(mark(), spec());
+    for annotations in [json!({}), mark(), marked("persistentvolumeclaims/other/secret"), Value::Null] {
+        assert_eq!(mutated("jane", false, &volume(annotations.clone(), spec()), &old), old, "{annotations}");
+    }
+    let unmarked = volume(json!({}), json!({"source": {"blank": {}}}));
+    assert_eq!(mutated("jane", false, &volume(mark(), json!({"source": {"blank": {}}})), &unmarked), unmarked);
+    // Applied again from a file.
+    let mut applied = spec();
+    applied["sourceRef"] = json!({"kind": "DataSource", "namespace": "golden", "name": "s"});
+    assert_eq!(mutated("jane", false, &volume(mark(), applied), &old), old);
+}
