@@ -146,6 +146,14 @@ impl<W: Write> Bundle<'_, W> {
         items(listed)
     }
 
+    /// Reads a list of a kind that a cluster may lack.
+    async fn list_if_served(&mut self, file: &str, path: &str) -> Vec<Value> {
+        match self.get_json(&format!("{path}?limit=1")).await {
+            Err(Error::Refused { code: 404, .. }) => Vec::new(),
+            _ => self.list(file, path).await,
+        }
+    }
+
     /// Adds a file with objects. No file is added for none.
     fn add_objects(&mut self, file: &str, objects: &[Value]) -> Result<(), Error> {
         if objects.is_empty() {
@@ -212,7 +220,7 @@ impl<W: Write> Bundle<'_, W> {
         }
         let mut read = read.into_iter();
         let mut next = || read.next().unwrap_or_default();
-        let tenant = Tenant {
+        let mut tenant = Tenant {
             vms: next(),
             vmis: next(),
             migrations: next(),
@@ -220,21 +228,18 @@ impl<W: Write> Bundle<'_, W> {
             pods: next(),
             claims: next(),
             events: next(),
+            ..Tenant::default()
         };
+        let cdi = format!("/apis/cdi.kubevirt.io/v1beta1/namespaces/{namespace}");
+        for (kind, objects) in [("datavolumes", &mut tenant.data_volumes), ("datasources", &mut tenant.data_sources)] {
+            *objects = self.list_if_served(&file(kind), &format!("{cdi}/{kind}")).await;
+        }
         let tenant = tenant.select(names);
         for name in names.iter().filter(|wanted| !tenant.vms.iter().chain(&tenant.vmis).any(|vm| name(vm) == **wanted))
         {
             self.archive.fail(&directory, &Error::Usage(format!("there is no VM or VMI {name}")));
         }
-        for (kind, objects) in [
-            ("virtualmachines", &tenant.vms),
-            ("virtualmachineinstances", &tenant.vmis),
-            ("virtualmachineinstancemigrations", &tenant.migrations),
-            ("virtualmachineinstancereplicasets", &tenant.replica_sets),
-            ("pods", &tenant.pods),
-            ("persistentvolumeclaims", &tenant.claims),
-            ("events", &tenant.events),
-        ] {
+        for (kind, objects) in tenant.objects().into_iter().chain([("events", tenant.events.as_slice())]) {
             self.add_objects(&file(kind), objects)?;
         }
         self.logs(&directory, &namespace, &tenant.pods).await?;

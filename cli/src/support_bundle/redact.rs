@@ -8,8 +8,16 @@ use serde_json::Value;
 const REDACTED: &str = "<redacted>";
 
 /// Fields of which every text below is a secret, or names one: data for guests usually contains passwords and keys.
-const WHOLE: [&str; 6] =
-    ["accesscredentials", "userdata", "userdatabase64", "networkdata", "networkdatabase64", "ignitiondata"];
+/// Headers of a DataVolume can authenticate its import.
+const WHOLE: [&str; 7] = [
+    "accesscredentials",
+    "userdata",
+    "userdatabase64",
+    "networkdata",
+    "networkdatabase64",
+    "ignitiondata",
+    "extraheaders",
+];
 /// Lists of names with values that are secrets.
 const NAMED_VALUES: [&str; 2] = ["env", "httpheaders"];
 /// Annotation with a second copy of the object.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 /// Labels of pods that belong to VMIs.
-const POD_TYPES: [&str; 2] = ["virt-launcher", "hotplug-disk"];
+const POD_TYPES: [&str; 3] = ["virt-launcher", "hotplug-disk", "virt-importer"];
 
 /// The selected objects of a namespace.
 #[derive(Debug, Default, PartialEq)]
@@ -16,6 +16,8 @@ pub(super) struct Tenant {
     pub replica_sets: Vec<Value>,
     pub pods: Vec<Value>,
     pub claims: Vec<Value>,
+    pub data_volumes: Vec<Value>,
+    pub data_sources: Vec<Value>,
     pub events: Vec<Value>,
 }
 
@@ -28,24 +30,43 @@ impl Tenant {
         self.vmis.retain(|vmi| is_named(&vmi["metadata"]["name"]));
         self.migrations.retain(|migration| is_named(&migration["spec"]["vmiName"]));
         self.replica_sets.retain(|_| names.is_empty());
+        let claims: BTreeSet<String> = self.vms.iter().chain(&self.vmis).flat_map(claims).collect();
+        let is_claim = |name: &Value| name.as_str().is_some_and(|name| claims.contains(name));
         // Other pods of the namespace are of no concern.
         self.pods.retain(|pod| POD_TYPES.iter().any(|kind| pod["metadata"]["labels"]["kubevirt.io"] == *kind));
         if !names.is_empty() {
             let launchers: BTreeSet<String> =
                 self.pods.iter().filter(|pod| owned(pod, "VirtualMachineInstance", is_named)).map(name).collect();
             let is_launcher = |owner: &Value| owner.as_str().is_some_and(|name| launchers.contains(name));
-            self.pods.retain(|pod| launchers.contains(&name(pod)) || owned(pod, "Pod", is_launcher));
+            self.pods.retain(|pod| {
+                launchers.contains(&name(pod)) || owned(pod, "Pod", is_launcher) || owned(pod, "DataVolume", is_claim)
+            });
         }
-        let claims: BTreeSet<String> = self.vms.iter().chain(&self.vmis).flat_map(claims).collect();
-        self.claims.retain(|claim| claims.contains(&name(claim)));
-        let objects = [&self.vms, &self.vmis, &self.migrations, &self.replica_sets, &self.pods, &self.claims];
-        let known: BTreeSet<String> = objects.into_iter().flatten().map(name).collect();
+        self.claims.retain(|claim| is_claim(&claim["metadata"]["name"]));
+        self.data_volumes.retain(|volume| is_claim(&volume["metadata"]["name"]));
+        let sources: BTreeSet<String> = self.vms.iter().chain(&self.data_volumes).flat_map(data_sources).collect();
+        self.data_sources.retain(|source| sources.contains(&name(source)));
+        let known: BTreeSet<String> = self.objects().into_iter().flat_map(|(_, objects)| objects).map(name).collect();
         self.events.retain(|event| {
             let regarding = &event["involvedObject"];
             let is_ours = regarding["kind"].as_str().is_some_and(|kind| kind.starts_with("VirtualMachine"));
             known.contains(regarding["name"].as_str().unwrap_or_default()) || (is_ours && is_named(&regarding["name"]))
         });
         self
+    }
+
+    /// Returns the objects by plural, without events.
+    pub(super) fn objects(&self) -> [(&'static str, &[Value]); 8] {
+        [
+            ("virtualmachines", &self.vms),
+            ("virtualmachineinstances", &self.vmis),
+            ("virtualmachineinstancemigrations", &self.migrations),
+            ("virtualmachineinstancereplicasets", &self.replica_sets),
+            ("pods", &self.pods),
+            ("persistentvolumeclaims", &self.claims),
+            ("datavolumes", &self.data_volumes),
+            ("datasources", &self.data_sources),
+        ]
     }
 }
 
@@ -69,6 +90,13 @@ fn claims(object: &Value) -> Vec<String> {
             .find_map(|pointer| volume.pointer(pointer)?.as_str())
     });
     names.map(str::to_owned).collect()
+}
+
+/// Returns the names of the DataSources of a DataVolume, or of the templates of a VM.
+fn data_sources(object: &Value) -> Vec<String> {
+    let templates = object.pointer("/spec/dataVolumeTemplates").and_then(Value::as_array).into_iter().flatten();
+    let objects = templates.chain([object]);
+    objects.filter_map(|object| object.pointer("/spec/sourceRef/name")?.as_str()).map(str::to_owned).collect()
 }
 
 /// Returns a node without what identifies it beyond its name: addresses, images and annotations of others.
@@ -175,7 +203,8 @@ mod tests {
     fn tenant() -> Tenant {
         let named = |name: &str| json!({"metadata": {"name": name}});
         let with_claim = |name: &str, claim: &str| {
-            json!({"metadata": {"name": name}, "spec": {"template": {"spec": {"volumes": [
+            let template = json!({"spec": {"sourceRef": {"kind": "DataSource", "name": format!("source-{name}")}}});
+            json!({"metadata": {"name": name}, "spec": {"dataVolumeTemplates": [template], "template": {"spec": {"volumes": [
                 {"name": "a", "containerDisk": {}}, {"name": "b", "persistentVolumeClaim": {"claimName": claim}},
             ]}}}})
         };
@@ -188,9 +217,12 @@ mod tests {
                 pod("virt-launcher-a", "virt-launcher", ("VirtualMachineInstance", "a")),
                 pod("hp-a", "hotplug-disk", ("Pod", "virt-launcher-a")),
                 pod("virt-launcher-b", "virt-launcher", ("VirtualMachineInstance", "b")),
+                pod("importer-data-a", "virt-importer", ("DataVolume", "data-a")),
                 pod("web", "", ("ReplicaSet", "web")),
             ],
             claims: vec![named("data-a"), named("data-b"), named("other")],
+            data_volumes: vec![named("data-a"), named("other")],
+            data_sources: vec![named("source-a"), named("source-b"), named("other")],
             events: vec![
                 event("VirtualMachineInstance", "a"),
                 event("Pod", "hp-a"),
@@ -209,14 +241,18 @@ mod tests {
         };
         let all = tenant().select(&[]);
         assert_eq!(names(&all.vms), ["a", "b"]);
-        assert_eq!(names(&all.pods), ["virt-launcher-a", "hp-a", "virt-launcher-b"]);
+        assert_eq!(names(&all.pods), ["virt-launcher-a", "hp-a", "virt-launcher-b", "importer-data-a"]);
         assert_eq!(names(&all.claims), ["data-a", "data-b"]);
+        assert_eq!((names(&all.data_volumes), names(&all.data_sources).len()), (vec!["data-a".to_owned()], 2));
         assert_eq!(about(&all.events), ["a", "hp-a", "gone", "data-b"]);
         let one = tenant().select(&["a".to_owned()]);
         assert_eq!((names(&one.vms), names(&one.vmis)), (vec!["a".to_owned()], vec!["a".to_owned()]));
         assert!(one.migrations.is_empty() && one.replica_sets.is_empty());
-        assert_eq!(names(&one.pods), ["virt-launcher-a", "hp-a"]);
-        assert_eq!(names(&one.claims), ["data-a"]);
+        assert_eq!(names(&one.pods), ["virt-launcher-a", "hp-a", "importer-data-a"]);
+        assert_eq!(
+            (names(&one.claims), names(&one.data_sources)),
+            (vec!["data-a".to_owned()], vec!["source-a".to_owned()])
+        );
         assert_eq!(about(&one.events), ["a", "hp-a"]);
     }
 
