@@ -165,8 +165,6 @@ pub mod label {
 
 /// Annotations.
 pub mod annotation {
-    /// Source that a DataVolume may clone from another namespace, such as `pvc/NAMESPACE/NAME`. Only virt-api writes it.
-    pub const CLONE_PERMITTED: &str = "ferrovirt.io/clone-permitted";
     /// Namespace and name of the DataVolume that gets a persistent volume from a temporary claim, on both.
     pub const HAND_OVER_TO: &str = "ferrovirt.io/hand-over-to";
     /// Reclaim policy of a persistent volume before it was handed over.

@@ -7,7 +7,7 @@ use api::{
     quantity,
 };
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
@@ -168,11 +168,6 @@ fn annotations(volume: &DataVolume, is_external: bool) -> BTreeMap<String, Strin
 /// Returns the size that a claim requests, in bytes.
 pub(crate) fn requested(requests: &BTreeMap<String, Quantity>) -> Option<i64> {
     quantity::units(requests.get(STORAGE)?).ok()
-}
-
-/// Returns the size that the resources of a claim request.
-pub(crate) fn requested_by(resources: Option<&VolumeResourceRequirements>) -> Option<i64> {
-    requested(resources?.requests.as_ref()?)
 }
 
 #[cfg(test)]

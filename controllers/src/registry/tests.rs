@@ -129,7 +129,19 @@ fn claim(number: usize, version: usize, phase: &str) -> Value {
 }
 
 fn data_volume(number: usize, version: usize) -> Value {
-    json!({"metadata": metadata(&format!("claim-{number}"), version), "spec": {}, "status": {"phase": "Succeeded"}})
+    json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "metadata": metadata(&format!("claim-{number}"), version),
+        "spec": {"source": {"blank": {}}, "storage": {"resources": {"requests": {"storage": "1Mi"}}}},
+        "status": {"phase": "Succeeded"},
+    })
+}
+
+fn data_source(number: usize, version: usize) -> Value {
+    let pvc = json!({"namespace": "n", "name": format!("claim-{number}")});
+    json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataSource", "metadata": metadata(&format!("claim-{number}"), version),
+        "spec": {"source": {"pvc": pvc}},
+    })
 }
 
 fn instancetype(number: usize, version: usize) -> Value {
@@ -173,6 +185,7 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::ControllerRevision, revision(number, 1));
         caches.claims.observe(object::<PersistentVolumeClaim>(&claim(number, 1, "Pending")).into());
         caches.written(Kind::DataVolume, data_volume(number, 1));
+        caches.written(Kind::DataSource, data_source(number, 1));
         put_instancetype(&caches, number, 1);
         if number.is_multiple_of(PER_NODE) {
             caches.nodes.observe(object::<Node>(&node(number / PER_NODE, 1)).into());
@@ -211,6 +224,7 @@ impl Cluster {
                 }),
             ),
             ("DataVolume", self.cost(|caches| caches.written(Kind::DataVolume, data_volume(0, 2)))),
+            ("DataSource", self.cost(|caches| caches.written(Kind::DataSource, data_source(0, 2)))),
             ("instance type", self.cost(|caches| put_instancetype(caches, 0, 2))),
             ("copy", self.cost(|caches| caches.written(Kind::ControllerRevision, revision(0, 2)))),
             ("heartbeat", self.cost(|caches| caches.nodes.observe(object::<Node>(&node(0, 2)).into()))),

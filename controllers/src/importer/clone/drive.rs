@@ -76,15 +76,13 @@ fn view<'a>(
     spec: &'a PersistentVolumeClaimSpec,
     target: Option<&'a CachedClaim>,
 ) -> View<'a> {
-    let permitted = observed.annotated(annotation::CLONE_PERMITTED);
-    let kind = if facts.is_snapshot { "snapshot" } else { "pvc" };
     View {
         data_volume: &observed.volume.metadata,
         source_key: &facts.key,
         source: facts.view(),
         source_is_filled: facts.is_filled,
         source_provisioner: facts.provisioner.as_deref(),
-        is_permitted: permitted.is_some_and(|mark| mark == format!("{kind}/{}", facts.key)),
+        is_permitted: observed.volume.permits_clone(),
         spec,
         class: facts.class.as_ref(),
         is_immediate: observed.is_immediate(),

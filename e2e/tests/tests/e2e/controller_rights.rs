@@ -353,6 +353,12 @@ fn virt_controller_changes_only_what_it_needs() {
         let (vm, vmi) =
             (format!("{kubevirt}/virtualmachines/box"), format!("{kubevirt}/virtualmachineinstances/lonely"));
         let vmis = format!("{kubevirt}/virtualmachineinstances");
+        let claims = format!("/api/v1/namespaces/{}/persistentvolumeclaims", s.namespace);
+        let resources = json!({"requests": {"storage": "1Mi"}});
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "unowned"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources},
+        });
         let installation = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt";
         let held = json!({"metadata": {"finalizers": ["kubevirt.io/foregroundDeleteKubeVirt"]}});
         let lonely = s.get("vmi", "lonely").await?["spec"].clone();
@@ -451,6 +457,7 @@ fn virt_controller_changes_only_what_it_needs() {
                 ),
                 (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
+                (Method::POST, claims, claim, Some("claim-creation")),
                 (Method::POST, revisions, revision, Some("revision-creation")),
                 (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),
                 (Method::POST, format!("{own}/configmaps"), named("ConfigMap", "foreign"), Some("own-objects")),
