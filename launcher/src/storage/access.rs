@@ -2,14 +2,16 @@
 
 use std::{
     fmt,
-    fs::OpenOptions,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
-use rustix::{fs::OFlags, io::Errno};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
 
-use super::{Backend, DiskError};
+use super::Backend;
 
 /// User and group of the launcher and of QEMU.
 const LAUNCHER_ID: u32 = 107;
@@ -61,7 +63,7 @@ pub(crate) struct Owner {
     mode: u32,
 }
 
-/// Access that a volume refuses.
+/// Access that a volume refuses, or another failure to open its image.
 #[derive(Debug, thiserror::Error)]
 pub(crate) struct Refusal {
     access: Access,
@@ -82,11 +84,15 @@ enum Cause {
     Storage(Owner),
     /// A directory above denies the look at the file.
     Hidden,
+    /// Nothing that owner and mode are about.
+    Other,
 }
 
 fn cause(errno: Errno, access: Access, owner: Option<Owner>) -> Cause {
-    if errno == Errno::ROFS {
-        return Cause::ReadOnly;
+    match errno {
+        Errno::ACCESS | Errno::PERM => {}
+        Errno::ROFS => return Cause::ReadOnly,
+        _ => return Cause::Other,
     }
     let Some(owner) = owner else { return Cause::Hidden };
     let shift = match owner {
@@ -106,50 +112,50 @@ impl fmt::Display for Refusal {
             Access::Search => "search",
             Access::Create => "create an image in",
         };
-        write!(f, "cannot {verb} {}: {}; ", self.path.display(), self.errno)?;
+        write!(f, "cannot {verb} {}: {}", self.path.display(), self.errno)?;
         match cause(self.errno, self.access, self.owner) {
             Cause::ReadOnly => f.write_str(
-                "the volume is mounted read-only: set readonly of the disk, or use the claim without readOnly",
+                "; the volume is mounted read-only: set readonly of the disk, or use the claim without readOnly",
             ),
             Cause::Mode(Owner { user, group, mode }) => write!(
                 f,
-                "it belongs to user {user} and group {group} with mode {mode:04o}, QEMU runs as user {LAUNCHER_ID} and group \
+                "; it belongs to user {user} and group {group} with mode {mode:04o}, QEMU runs as user {LAUNCHER_ID} and group \
                  {LAUNCHER_ID}, and the storage has not applied fsGroup: give it to group {LAUNCHER_ID} and run chmod g+{} on it",
                 self.access.symbols()
             ),
             Cause::Storage(Owner { user, group, mode }) => write!(
                 f,
-                "it belongs to user {user} and group {group} with mode {mode:04o}, which permits that to user {LAUNCHER_ID}: \
+                "; it belongs to user {user} and group {group} with mode {mode:04o}, which permits that to user {LAUNCHER_ID}: \
                  check the export of the storage's server (squashed users), SELinux labels and access control lists"
             ),
             Cause::Hidden => {
-                write!(f, "a directory above it does not let user {LAUNCHER_ID} pass: run chmod o+x on that")
+                write!(f, "; a directory above it does not let user {LAUNCHER_ID} pass: run chmod o+x on that")
             }
+            Cause::Other => Ok(()),
         }
     }
 }
 
-/// Returns the refusal behind an error; `None` for errors of other causes.
-pub(super) fn refusal(access: Access, path: &Path, errno: Option<i32>) -> Option<Refusal> {
-    let errno = errno.map(Errno::from_raw_os_error)?;
-    if !matches!(errno, Errno::ACCESS | Errno::PERM | Errno::ROFS) {
-        return None;
+impl Refusal {
+    fn new(access: Access, path: &Path, errno: Errno) -> Self {
+        let owner = std::fs::metadata(path).ok();
+        let owner = owner.map(|meta| Owner { user: meta.uid(), group: meta.gid(), mode: meta.mode() & 0o7777 });
+        Self { access, path: path.to_owned(), errno, owner }
     }
-    let owner = std::fs::metadata(path).ok();
-    let owner = owner.map(|meta| Owner { user: meta.uid(), group: meta.gid(), mode: meta.mode() & 0o7777 });
-    Some(Refusal { access, path: path.to_owned(), errno, owner })
+
+    /// Returns the refusal behind an error; `None` for errors of other causes.
+    pub(super) fn of(access: Access, path: &Path, errno: Option<Errno>) -> Option<Self> {
+        let errno = errno.filter(|errno| matches!(*errno, Errno::ACCESS | Errno::PERM | Errno::ROFS));
+        errno.map(|errno| Self::new(access, path, errno))
+    }
 }
 
-/// Fails if the launcher may not use the image of a volume. Devices are given to it by virt-handler.
-pub(crate) fn check_access(volume: &str, backend: &Backend, access: Access) -> Result<(), DiskError> {
+/// Fails if the launcher cannot use the image of a volume. Devices are given to it by virt-handler.
+pub(crate) fn check_access(backend: &Backend, access: Access) -> Result<(), Refusal> {
     let Backend::File { path, .. } = backend else { return Ok(()) };
-    let no_wait = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let opened = OpenOptions::new().read(true).write(access == Access::Write).custom_flags(no_wait).open(path);
-    let Err(error) = opened else { return Ok(()) };
-    Err(match refusal(access, path, error.raw_os_error()) {
-        Some(source) => DiskError::Refused { volume: volume.to_owned(), source },
-        None => DiskError::Open { volume: volume.to_owned(), path: path.clone(), source: error },
-    })
+    let flags = if access == Access::Write { OFlags::RDWR } else { OFlags::RDONLY };
+    let opened = rustix::fs::open(path, flags | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    opened.map(drop).map_err(|errno| Refusal::new(access, path, errno))
 }
 
 #[cfg(test)]
@@ -205,9 +211,12 @@ mod tests {
     fn only_refused_access_is_a_refusal() {
         for (errno, refused) in [(Errno::ACCESS, true), (Errno::PERM, true), (Errno::ROFS, true), (Errno::NOENT, false)]
         {
-            let found = refusal(Access::Read, Path::new("/"), Some(errno.raw_os_error()));
+            let found = Refusal::of(Access::Read, Path::new("/"), Some(errno));
             assert_eq!(found.is_some(), refused, "{errno}");
         }
-        assert!(refusal(Access::Read, Path::new("/"), None).is_none());
+        assert!(Refusal::of(Access::Read, Path::new("/"), None).is_none());
+        let absent = Backend::File { path: "/absent".into(), format: super::super::ImageFormat::Raw };
+        let error = check_access(&absent, Access::Read).unwrap_err().to_string();
+        assert_eq!(error, "cannot read /absent: No such file or directory (os error 2)");
     }
 }

@@ -59,12 +59,9 @@ pub(crate) enum DiskError {
     /// An image cannot be used.
     #[error("volume {volume}: {source}")]
     Image { volume: String, source: image::ImageError },
-    /// An image, or the directory of one, belongs to others.
+    /// An image, or the directory of one, cannot be used.
     #[error("volume {volume}: {source}")]
     Refused { volume: String, source: access::Refusal },
-    /// An image cannot be opened.
-    #[error("volume {volume}: cannot open {path}: {source}")]
-    Open { volume: String, path: PathBuf, source: std::io::Error },
     /// The capacity of a volume is too small.
     #[error("the size for volume {0} is too low, must be at least 1MiB")]
     TooSmall(String),

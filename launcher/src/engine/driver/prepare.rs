@@ -245,8 +245,7 @@ fn handed_over(vmi: &VirtualMachineInstance, active: &DomainConfig) -> Vec<Strin
 fn open_plugged(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Plugged, String> {
     let disk = vmi.spec.domain.devices.disks.iter().find(|disk| disk.name == volume).ok_or(NOT_READABLE)?;
     let source = storage::hotplugged_source(volume, paths).ok_or(NOT_READABLE)?;
-    storage::check_access(volume, &source.backend, Access::of(disk.is_read_only()))
-        .map_err(|error| error.to_string())?;
+    storage::check_access(&source.backend, Access::of(disk.is_read_only())).map_err(|refusal| refusal.to_string())?;
     let matched = disk.cdrom.is_none() && storage::matches_volume(disk);
     let block_sizes = matched.then(|| storage::image::block_sizes(&source.backend)).transpose();
     Ok(Plugged { source, block_sizes: block_sizes.map_err(|_| NOT_READABLE)? })

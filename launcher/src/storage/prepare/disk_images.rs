@@ -14,7 +14,7 @@ use crate::{
     paths::Paths,
     storage::{
         Access, Backend, ContainerDiskError, DiskError, DiskSource,
-        access::refusal,
+        access::Refusal,
         check_access,
         claims::{CLAIM_IMAGE, MEBIBYTE, claim_info, claim_size, device_size},
         grow,
@@ -121,13 +121,10 @@ pub(super) fn filesystem_disk(
     create: Option<NewImage<'_>>,
     access: Access,
 ) -> Result<DiskSource, DiskError> {
-    let refused = |access, errno| {
-        let source = refusal(access, directory, errno)?;
-        Some(DiskError::Refused { volume: volume.to_owned(), source })
-    };
-    let failed = |source: FileError| {
-        let errno = source.errno().map(rustix::io::Errno::raw_os_error);
-        refused(Access::Search, errno).unwrap_or_else(|| DiskError::File { volume: volume.to_owned(), source })
+    let refused = |source| DiskError::Refused { volume: volume.to_owned(), source };
+    let failed = |source: FileError| match Refusal::of(Access::Search, directory, source.errno()) {
+        Some(refusal) => refused(refusal),
+        None => DiskError::File { volume: volume.to_owned(), source },
     };
     let dir = UntrustedDir::open(directory).map_err(failed)?;
     if !Paths::is_single_component(file) {
@@ -135,16 +132,17 @@ pub(super) fn filesystem_disk(
     }
     let path = match (dir.regular_file(Path::new(file)), create) {
         (Err(FileError::Open { source: rustix::io::Errno::NOENT, .. }), Some(new)) => {
-            make_raw(&directory.join(file), directory, new).map_err(|error| match &error {
-                DiskError::Write { source, .. } => refused(Access::Create, source.raw_os_error()).unwrap_or(error),
-                _ => error,
+            make_raw(&directory.join(file), directory, new).map_err(|error| {
+                let DiskError::Write { source, .. } = &error else { return error };
+                let errno = rustix::io::Errno::from_io_error(source);
+                Refusal::of(Access::Create, directory, errno).map_or(error, refused)
             })?;
             dir.regular_file(Path::new(file)).map_err(failed)?
         }
         (result, _) => result.map_err(failed)?,
     };
     let mut source = file_source(path.clone(), ImageFormat::Raw);
-    check_access(volume, &source.backend, access)?;
+    check_access(&source.backend, access).map_err(refused)?;
     source.preallocated = image::is_preallocated(&path);
     Ok(source)
 }

@@ -98,7 +98,8 @@ pub(crate) fn prepare(
                 .filter(|status| hotplug::is_handed_over(status))
                 .and_then(|_| hotplugged_source(&volume.name, paths));
             if let Some(source) = source {
-                check_access(&volume.name, &source.backend, access)?;
+                check_access(&source.backend, access)
+                    .map_err(|source| DiskError::Refused { volume: volume.name.clone(), source })?;
                 prepared.sources.insert(volume.name.clone(), source);
             }
             continue;
