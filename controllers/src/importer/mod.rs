@@ -74,7 +74,7 @@ pub(crate) struct Observed {
     /// CDI is installed, and the importer is switched on nevertheless.
     pub beside_cdi: bool,
     /// The objects of a clone.
-    pub clone: Option<clone::facts::Facts>,
+    clone: Option<clone::facts::Facts>,
     /// Progress of the pod in percent.
     pub percent: Option<f64>,
     /// Image of the importer.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{
     cdi::{annotation, label::OWNED_BY},
-    constants::HAND_OVER_TO,
+    constants::annotation::HAND_OVER_TO,
     hotplug::dump_claim,
     vmi::volumes::Volume,
 };

@@ -2,7 +2,7 @@
 
 use api::{
     cdi::DataVolume,
-    constants::{annotation, finalizer},
+    constants::finalizer,
 };
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
@@ -40,13 +40,14 @@ pub(in crate::importer) fn step(
     }
     let source = facts.view();
     // Once the volume exists its size counts, and the source may be gone.
-    let known = facts.temporary.as_ref().and_then(|claim| claim::requested(&claim.requests));
+    let made = facts.temporary.as_deref().or(target);
+    let known = made.and_then(|claim| claim::requested(&claim.requests));
     let known = known.or_else(|| facts.volume.as_ref()?.size);
     let size = |spec: &PersistentVolumeClaimSpec| known.or_else(|| source::size(&source, spec, claim::overhead()));
     let spec = match claim::spec(&observed.volume, observed.class.as_deref(), &size) {
         Ok(spec) => spec,
-        // The size of a source that is missing.
-        Err(_) if facts.is_missing() => PersistentVolumeClaimSpec::default(),
+        // The size of a source that is missing. That of one that may not be cloned is not shown.
+        Err(_) if facts.is_missing() || !is_permitted(observed, facts) => PersistentVolumeClaimSpec::default(),
         Err(text) => {
             let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
             return Ok(
@@ -70,6 +71,15 @@ pub(in crate::importer) fn ending(observed: &Observed) -> Option<Step> {
     Some(Step::default().before(next.effects).before(done))
 }
 
+/// Returns true if virt-api permits the clone of the source, or it is in the same namespace.
+fn is_permitted(observed: &Observed, facts: &Facts) -> bool {
+    !is_remote(observed, facts) || observed.volume.permits_clone()
+}
+
+fn is_remote(observed: &Observed, facts: &Facts) -> bool {
+    observed.volume.metadata.namespace.as_deref() != Some(&*facts.key.namespace)
+}
+
 fn view<'a>(
     observed: &'a Observed,
     facts: &'a Facts,
@@ -82,7 +92,7 @@ fn view<'a>(
         source: facts.view(),
         source_is_filled: facts.is_filled,
         source_provisioner: facts.provisioner.as_deref(),
-        is_permitted: observed.volume.permits_clone(),
+        is_permitted: is_permitted(observed, facts),
         spec,
         class: facts.class.as_ref(),
         is_immediate: observed.is_immediate(),
@@ -108,10 +118,9 @@ fn carry_out(
     if let Some(Hold { reason, message }) = &next.hold {
         shown.bound = Fact::no(reason, message.clone());
     }
-    let is_remote = observed.volume.metadata.namespace.as_deref() != Some(&*facts.key.namespace);
     let writes = !next.effects.is_empty() || next.work != Work::None;
     // Before anything exists that the deletion of the DataVolume would leave behind.
-    let finalizer = (is_remote && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
+    let finalizer = (is_remote(observed, facts) && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
     let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(next.effects);
     let step = match (next.work, target) {
         (Work::Complete, Some(target)) => {
@@ -137,10 +146,9 @@ fn carry_out(
 }
 
 /// Creates the claim of the DataVolume.
-fn create(observed: &Observed, spec: PersistentVolumeClaimSpec, shown: Shown) -> Result<Step, serde_json::Error> {
-    let refusal = observed.refusal(CLAIM, reason::CLAIM_NOT_VALID);
-    if let Some((failure, fact)) = refusal {
-        let shown = Shown { bound: fact, ..shown };
+fn create(observed: &Observed, spec: PersistentVolumeClaimSpec, mut shown: Shown) -> Result<Step, serde_json::Error> {
+    if let Some((failure, fact)) = observed.refusal(CLAIM, reason::CLAIM_NOT_VALID) {
+        shown.bound = fact;
         if failure.blocks(observed.now) {
             return Ok(Step::show(shown).wake(failure.remaining(observed.now)));
         }

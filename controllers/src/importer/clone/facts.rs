@@ -23,7 +23,7 @@ use crate::{
 
 /// The objects that a clone depends on.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(in crate::importer) struct Facts {
     /// Namespace and name of the source.
     pub key: Key,
     /// The source is a snapshot.
@@ -65,7 +65,7 @@ impl Facts {
 }
 
 /// Collects the objects that a clone depends on. `None`: the DataVolume is none.
-pub(crate) fn facts(
+pub(in crate::importer) fn facts(
     caches: &Caches,
     data_volume: &DataVolume,
     source: &Source<'_>,
@@ -126,7 +126,7 @@ fn is_filled(caches: &Caches, claim: &CachedClaim) -> bool {
 }
 
 /// Wakes DataVolumes when the objects of their clones change.
-pub(crate) fn watch(caches: &Arc<Caches>, wake: &Wake) {
+pub(in crate::importer) fn watch(caches: &Arc<Caches>, wake: &Wake) {
     let (woken, of) = (wake.clone(), caches.clone());
     caches.claims.listen(move |(former, present)| {
         let Some(claim) = present.or(former) else { return };

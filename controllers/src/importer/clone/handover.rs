@@ -128,6 +128,7 @@ fn without_volume(objects: &Objects<'_>) -> Step {
         (_, Some(target)) if is_deleting(target) => Step::Wait,
         (_, Some(_)) => Step::Discard,
         (Some(temporary), None) if is_deleting(temporary) => Step::Wait,
+        (Some(temporary), None) if temporary.phase == "Lost" => Step::Delete,
         (Some(temporary), None) if temporary.phase == "Bound" => match &temporary.volume {
             Some(volume) => Step::Mark(volume.clone()),
             None => Step::Wait,

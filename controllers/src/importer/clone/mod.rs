@@ -233,8 +233,9 @@ fn decide_remote(observed: &Observed<'_>) -> Result<Next, serde_json::Error> {
         uid,
         receiver: &receiver,
         // A claim that a pod is still filling has nothing to hand over.
-        temporary: temporary
-            .filter(|claim| observed.volume.is_some() || claim.data_source.is_some() || claim.is_filled()),
+        temporary: temporary.filter(|claim| {
+            observed.volume.is_some() || claim.data_source.is_some() || claim.is_filled() || claim.phase == "Lost"
+        }),
         target: observed.target,
         volume: observed.volume,
     };

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use super::{Hold, Observed};
 use crate::{
     cache::Key,
+    importer::claim,
     resources::{
         claim_facts::{self, ClaimUsers},
         claims::CachedClaim,
@@ -21,7 +22,7 @@ const MIB: i64 = 1 << 20;
 
 /// The source of a clone.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source<'a> {
+pub(in crate::importer) enum Source<'a> {
     /// A claim, if it exists.
     Claim(Option<&'a CachedClaim>),
     /// A snapshot, if it exists.
@@ -59,7 +60,7 @@ pub(super) fn capacity(claim: &CachedClaim) -> Option<i64> {
 
 /// Returns the size that a claim requests.
 pub(super) fn requested(spec: &PersistentVolumeClaimSpec) -> Option<i64> {
-    storage(spec.resources.as_ref()?.requests.as_ref()?)
+    claim::requested_by(spec.resources.as_ref())
 }
 
 /// Returns the size of a claim whose DataVolume gives none, in bytes. `overhead`: part of a file system that its own data take.

@@ -98,6 +98,7 @@ fn cached_volume(volume: &Volume) -> CachedVolume {
             ..ObjectReference::default()
         }),
         provisioned: true,
+        size: None,
     }
 }
 
@@ -116,7 +117,7 @@ fn patch(world: &mut Cluster, patch: &Value) -> Option<()> {
         volume.policy = policy.to_owned();
     }
     if let Some(uid) = patch["spec"]["claimRef"]["uid"].as_str() {
-        assert_eq!(volume.phase, "Released", "{world:?}: the volume is taken from a claim");
+        assert_eq!(volume.phase, "Released", "the volume is taken from a claim");
         assert_eq!(volume.policy, "Retain");
         let former = volume.holder;
         let claims = [&world.temporary, &world.target];
