@@ -29,6 +29,7 @@ fn observed(change: &Value) -> Observed {
         class: Some(Arc::new(CachedStorageClass { metadata, ..CachedStorageClass::default() })),
         begins: true,
         beside_cdi: false,
+        clone: None,
         percent: None,
         image: "importer:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
