@@ -151,7 +151,7 @@ mod tests {
         let text = fs::read_to_string(chart.join("Chart.yaml")).unwrap();
         check_version(&app_version(&text).unwrap()).unwrap();
         let released = metadata(&text, "1.2.3", &published()).unwrap();
-        assert_eq!(released.matches("      image: registry.example.com/ferrovirt/virt-").count(), 4);
+        assert_eq!(released.matches("      image: registry.example.com/ferrovirt/virt-").count(), 5);
         assert!(released.contains("/virt-api:1.2.3\n") && !released.contains("image: ferrovirt.io/"), "{released}");
         assert!(metadata("name: ferrovirt\n", "1.2.3", &published()).is_err());
     }
