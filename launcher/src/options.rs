@@ -37,6 +37,8 @@ pub enum Task {
         #[arg(long = "volume")]
         volumes: Vec<String>,
     },
+    /// Ends at once. A pod with this program lets the scheduler bind its claims.
+    BindClaims,
     /// One probing run in its own process; started by `node-capabilities`.
     #[command(hide = true)]
     ProbeCapabilities {

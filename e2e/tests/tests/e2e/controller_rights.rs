@@ -211,6 +211,11 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         let original = copy(&launcher);
         let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &original).await?;
         ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
+        // As it is scheduled while a claim waits for its first consumer.
+        let mut temporary = original.clone();
+        temporary["spec"]["containers"][0]["command"] = json!(["/usr/bin/virt-launcher", "bind-claims"]);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &temporary).await?;
+        ensure!(answer.is_none(), "a temporary pod is refused: {answer:?}");
         let mut with_sidecar = original.clone();
         push(&mut with_sidecar["spec"]["volumes"], json!({"name": "own", "emptyDir": {}}));
         let mount = json!({"name": "own", "mountPath": "/tmp"});

@@ -41,6 +41,7 @@ fn main() -> anyhow::Result<ExitCode> {
             hold_volumes::run(&socket, &Held { vmi: vmi_uid, volumes }).context("holding the volumes")?;
             Ok(ExitCode::SUCCESS)
         }
+        (Some(Task::BindClaims), _) => Ok(ExitCode::SUCCESS),
         (Some(Task::ProbeCapabilities { scratch, kvm, verify }), _) => {
             capabilities::probe(&scratch, kvm, verify).context("probing libvirt and QEMU")?;
             Ok(ExitCode::SUCCESS)
