@@ -231,6 +231,8 @@ pub mod annotation {
     pub const FREE_PAGE_REPORTING_DISABLED: &str = "kubevirt.io/free-page-reporting-disabled";
     /// Makes guest agent probes succeed without a check.
     pub const PAUSE_GUEST_AGENT_PROBES: &str = "kubevirt.io/pause-guest-agent-probes";
+    /// Marks pods that only let the scheduler bind claims.
+    pub const EPHEMERAL_PROVISIONING: &str = "kubevirt.io/ephemeral-provisioning";
     /// Creates DataVolumes even if the VM is halted.
     pub const IMMEDIATE_DATA_VOLUME_CREATION: &str = "kubevirt.io/immediate-data-volume-creation";
     /// "true" omits the backup hooks of launcher pods; on a VM, a VMI or the KubeVirt object.
@@ -413,6 +415,8 @@ pub mod reason {
     pub const FAILED_DELETE: &str = "FailedDelete";
     /// Synchronized: a claim is missing.
     pub const FAILED_PVC_NOT_FOUND: &str = "FailedPvcNotFound";
+    /// DataVolumesReady: all DataVolumes are bound and filled.
+    pub const ALL_DATA_VOLUMES_READY: &str = "AllDVsReady";
     /// LiveMigratable: a disk cannot be migrated.
     pub const DISKS_NOT_LIVE_MIGRATABLE: &str = "DisksNotLiveMigratable";
     /// LiveMigratable: an interface cannot be migrated.

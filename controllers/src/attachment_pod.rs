@@ -24,7 +24,11 @@ use k8s_openapi::{
 };
 
 use crate::{
-    resources::{attachments::VMI_UID, claims::CachedClaim, pods::CachedPod},
+    resources::{
+        attachments::VMI_UID,
+        claims::CachedClaim,
+        pods::{BIND_CLAIMS, CachedPod},
+    },
     runtime::Kind,
 };
 
@@ -117,6 +121,22 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
         }),
         ..Pod::default()
     }
+}
+
+/// Renders the pod that is the first consumer of a claim, beside the launcher pod. Its program ends at once, and nothing is mounted:
+/// importers wait until no pod uses the claim.
+pub(crate) fn render_trigger(inputs: &Inputs<'_>) -> Pod {
+    let mut pod = render(inputs);
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(annotation::EPHEMERAL_PROVISIONING.to_owned(), "true".to_owned());
+    let Some(spec) = &mut pod.spec else { return pod };
+    spec.restart_policy = Some("Never".to_owned());
+    spec.volumes.get_or_insert_default().retain(|volume| volume.persistent_volume_claim.is_some());
+    for container in &mut spec.containers {
+        container.command = Some(BIND_CLAIMS.map(str::to_owned).to_vec());
+        (container.volume_mounts, container.volume_devices) = (None, None);
+    }
+    pod
 }
 
 fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
@@ -242,6 +262,10 @@ mod tests {
     use super::*;
 
     fn rendered(block: bool, vmi: &Value, config: &ClusterConfig) -> Value {
+        rendered_by(render, block, vmi, config)
+    }
+
+    fn rendered_by(render: fn(&Inputs<'_>) -> Pod, block: bool, vmi: &Value, config: &ClusterConfig) -> Value {
         let mut object = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
             "metadata": {"name": "m", "namespace": "d", "uid": "u"}, "spec": {"domain": {"devices": {}}},
@@ -299,6 +323,25 @@ mod tests {
         let command = pod["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(command[..4], *program.as_array().unwrap());
         assert_eq!(command[4..], [json!("--vmi-uid"), json!("u"), json!("--volume"), json!("data")]);
+    }
+
+    #[test]
+    fn trigger_consumes_the_claim_beside_the_launcher_and_mounts_nothing() {
+        for block in [false, true] {
+            let [pod, trigger] = [render, render_trigger]
+                .map(|render| rendered_by(render, block, &json!({}), &ClusterConfig::default()));
+            for same in ["affinity", "tolerations", "securityContext", "automountServiceAccountToken"] {
+                assert_eq!(trigger["spec"][same], pod["spec"][same], "{same}");
+            }
+            assert_eq!(trigger["metadata"]["ownerReferences"], pod["metadata"]["ownerReferences"]);
+            assert_eq!(trigger["metadata"]["annotations"]["kubevirt.io/ephemeral-provisioning"], "true");
+            assert_eq!(trigger["spec"]["restartPolicy"], "Never");
+            let claim = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]);
+            assert_eq!(trigger["spec"]["volumes"], claim);
+            let container = &trigger["spec"]["containers"][0];
+            assert_eq!(container["command"], json!(["/usr/bin/virt-launcher", "bind-claims"]));
+            assert_eq!((&container["volumeMounts"], &container["volumeDevices"]), (&Value::Null, &Value::Null));
+        }
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub(crate) fn follow(caches: &Arc<Caches>, traces: &Traces) {
     }
     let (vmis, pods, traces) = (caches.vmis.clone(), Pods::default(), traces.clone());
     caches.pods.listen(move |seen| {
+        if seen.1.or(seen.0).is_some_and(|pod| pod.temporary) {
+            return;
+        }
         pods.changed(seen, Instant::now(), &traces, |pod| {
             let owner = owner::controller_of_kind::<VirtualMachineInstance>(&pod.metadata)?;
             let vmi = vmis.get(&Key::new(pod.metadata.namespace.clone()?, owner.name.clone()))?;

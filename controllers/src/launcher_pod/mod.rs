@@ -10,6 +10,7 @@ mod requirements;
 mod resources;
 mod scheduling;
 mod target;
+mod temporary;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -33,6 +34,7 @@ pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networ
 pub(crate) use self::networks::network_request;
 pub(crate) use self::requirements::{required_labels, with_unoffered};
 pub(crate) use self::target::{Target, is_target_of, render_target};
+pub(crate) use self::temporary::render_temporary;
 use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.

@@ -15,7 +15,7 @@ use super::{
     Caches,
     declaration::{Declaration, Selection},
     metadata::{keep, slim},
-    pods::{ANNOTATION_LIMIT, CachedPod},
+    pods::{ANNOTATION_LIMIT, BIND_CLAIMS, CachedPod},
 };
 use crate::{
     cache::{Cached, Key, Watch},
@@ -43,6 +43,8 @@ pub(crate) struct CachedAttachment {
     pub phase: String,
     /// Names of its claims by the names of their volumes.
     pub claims: BTreeMap<String, String>,
+    /// It only lets the scheduler bind a claim.
+    pub temporary: bool,
     /// Its program answers for which VMI it holds volumes. Those of former releases do not.
     pub answers: bool,
     /// Its container runs, so that its claims are attached to the node and mounted.
@@ -123,11 +125,10 @@ impl From<Pod> for CachedAttachment {
     fn from(pod: Pod) -> Self {
         let claim = |volume: Volume| Some((volume.name, volume.persistent_volume_claim?.claim_name));
         let spec = pod.spec.unwrap_or_default();
-        let answers = spec
-            .containers
-            .iter()
-            .filter(|container| container.name == component::HOTPLUG_CONTAINER)
-            .any(|container| container.command.iter().flatten().any(|word| word == VMI_UID));
+        let own = spec.containers.iter().filter(|container| container.name == component::HOTPLUG_CONTAINER);
+        let mut commands = own.map(|container| container.command.as_deref().unwrap_or_default());
+        let answers = commands.clone().any(|command| command.iter().any(|word| word == VMI_UID));
+        let temporary = commands.any(|command| command == BIND_CLAIMS);
         let volumes = spec.volumes.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
         let phase = status.phase.unwrap_or_default();
@@ -144,6 +145,7 @@ impl From<Pod> for CachedAttachment {
         Self {
             claims: volumes.into_iter().filter_map(claim).take(CLAIMS).collect(),
             answers,
+            temporary,
             ready: runs && phase == "Running",
             phase,
             metadata: ObjectMeta { annotations, ..slim(pod.metadata) },
@@ -193,6 +195,7 @@ mod tests {
     #[test]
     fn pod_of_a_former_release_answers_no_question() {
         for (name, command, answers) in [
+            ("hotplug-disk", json!(["/usr/bin/virt-launcher", "bind-claims"]), false),
             ("hotplug-disk", json!(["/usr/bin/virt-launcher", "hold-volumes", "--socket", "s"]), false),
             (
                 "hotplug-disk",
@@ -206,6 +209,7 @@ mod tests {
             pod["spec"] = json!({"containers": [{"name": name, "command": command}]});
             let read = CachedAttachment::of(serde_json::from_value(pod).unwrap()).unwrap();
             assert_eq!(read.answers, answers, "{name} {command}");
+            assert_eq!(read.temporary, command[1] == "bind-claims", "{name} {command}");
         }
     }
 

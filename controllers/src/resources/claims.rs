@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use api::{
-    cdi::{annotation, label::OWNED_BY},
+    cdi::{DataVolume, annotation, label::OWNED_BY},
     constants::annotation::HAND_OVER_TO,
     hotplug::dump_claim,
+    owner,
     vmi::volumes::Volume,
 };
 use k8s_openapi::{
@@ -19,8 +20,8 @@ use super::{
 };
 use crate::cache::Cached;
 
-/// Annotation of claims with the phase of the pod that imports their data.
-const IMPORTER_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
+/// Annotation of claims that neither CDI nor we fill.
+const EXTERNAL_POPULATION: &str = "cdi.kubevirt.io/externalPopulation";
 /// Annotation of claims with the node on which their volume is made.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 
@@ -95,13 +96,20 @@ impl CachedClaim {
     #[must_use]
     pub(crate) fn is_filled(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
-        annotations.and_then(|annotations| annotations.get(IMPORTER_PHASE)).is_some_and(|phase| phase == "Succeeded")
+        annotations.and_then(|annotations| annotations.get(annotation::POD_PHASE)).is_some_and(|phase| phase == "Succeeded")
     }
 
     /// Returns true if the claim was filled for a DataVolume of this name.
     #[must_use]
     pub(crate) fn is_filled_for(&self, volume: &str) -> bool {
         self.populated_for.as_deref() == Some(volume)
+    }
+
+    /// Returns name and UID of the DataVolume that controls the claim.
+    #[must_use]
+    pub(crate) fn data_volume(&self) -> Option<(&str, &str)> {
+        let owner = owner::controller_of_kind::<DataVolume>(&self.metadata)?;
+        Some((&owner.name, &owner.uid))
     }
 
     /// Returns true if both claims differ in nothing that VMIs depend on.
@@ -125,6 +133,21 @@ impl Declaration for CachedClaim {
     type Kept = Self;
 }
 
+/// Returns true if an importer has still to fill the claim with these annotations. One that is filled through another claim is bound
+/// when it is complete; any other shows the phase of the pod that fills it, once there is one.
+fn is_populating(annotations: &BTreeMap<String, String>) -> bool {
+    let value = |key: &str| annotations.get(key).map(String::as_str);
+    match value(annotation::POD_PHASE) {
+        Some(phase) => phase != "Succeeded",
+        None => {
+            value(annotation::CREATED_FOR).is_some()
+                && value(annotation::USE_POPULATOR) == Some("false")
+                && value(annotation::POPULATED_FOR).is_none()
+                && value(EXTERNAL_POPULATION).is_none()
+        }
+    }
+}
+
 impl From<PersistentVolumeClaim> for CachedClaim {
     fn from(claim: PersistentVolumeClaim) -> Self {
         let spec = claim.spec.unwrap_or_default();
@@ -133,12 +156,10 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         let preallocated = claim.metadata.annotations.iter().flatten().any(|(key, value)| {
             value == "true" && (key.ends_with("/storage.preallocation") || key.ends_with("/storage.thick-provisioned"))
         });
-        // Newer importers bind the claim once it is complete.
-        let importer = claim.metadata.annotations.as_ref().and_then(|all| all.get(IMPORTER_PHASE));
-        let populating = importer.is_some_and(|phase| phase != "Succeeded");
-        let has_node = claim.metadata.annotations.iter().flatten().any(|(key, _)| key == SELECTED_NODE);
-        let populated_for =
-            claim.metadata.annotations.as_ref().and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
+        let annotations = claim.metadata.annotations.as_ref();
+        let populating = annotations.is_some_and(is_populating);
+        let has_node = annotations.is_some_and(|all| all.contains_key(SELECTED_NODE));
+        let populated_for = annotations.and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
         let inference = claim.metadata.labels.iter().flatten().filter(|(key, _)| is_inference(key));
         Self {
             populated_for,
@@ -146,7 +167,7 @@ impl From<PersistentVolumeClaim> for CachedClaim {
             populating,
             metadata: ObjectMeta {
                 labels: keep(claim.metadata.labels.as_ref(), &[OWNED_BY]),
-                annotations: keep(claim.metadata.annotations.as_ref(), &[HAND_OVER_TO, IMPORTER_PHASE]),
+                annotations: keep(claim.metadata.annotations.as_ref(), &[HAND_OVER_TO, annotation::POD_PHASE]),
                 ..slim(claim.metadata)
             },
             has_node,

@@ -232,9 +232,18 @@ impl Caches {
         }
     }
 
-    /// Returns the launcher pods that a VMI controls. A UID alone proves nothing: the creator of a pod writes its owners.
+    /// Returns the launcher pods that a VMI controls.
     #[must_use]
     pub(crate) fn pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<CachedPod>> {
+        let mut pods = self.all_pods_of(vmi);
+        pods.retain(|pod| !pod.temporary);
+        pods
+    }
+
+    /// Returns the launcher pods that a VMI controls, with those that only bind claims. A UID alone proves nothing: the creator of a
+    /// pod writes its owners.
+    #[must_use]
+    pub(crate) fn all_pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<CachedPod>> {
         let uid = vmi.metadata.uid.clone().unwrap_or_default();
         let mut pods = self.pods.by(&PodIndex::Controller(uid));
         pods.retain(|pod| owner::is_controlled_by(&pod.metadata, vmi));

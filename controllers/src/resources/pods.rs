@@ -41,6 +41,8 @@ const POD_ANNOTATIONS: &[&str] = &[
     annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
     annotation::MIGRATION_TARGET_READY,
 ];
+/// Command of the container in pods that only let the scheduler bind claims. No user can change that of an existing pod.
+pub(crate) const BIND_CLAIMS: [&str; 2] = ["/usr/bin/virt-launcher", "bind-claims"];
 /// Node labels that are kept of a pod's node selector: those that bind a guest to the CPU on which it started.
 const CPU_SELECTORS: [&str; 2] = [label::CPU_FEATURE_PREFIX, label::CPU_MODEL_MIGRATION_PREFIX];
 /// Node labels of a pod's node selector that are kept at most.
@@ -216,6 +218,8 @@ pub(crate) struct CachedPod {
     pub networks: Option<Vec<AttachedNetwork>>,
     /// Desired state for which it was created. Pods of older releases do not show it.
     pub created_for: Option<Box<CreatedFor>>,
+    /// It only lets the scheduler bind the claims of its VMI, and runs nothing.
+    pub temporary: bool,
     /// The watch shows it no longer although its end was not seen: its labels or owners may have changed.
     pub unseen: bool,
 }
@@ -276,7 +280,7 @@ impl Cached for CachedPod {
         // The kubelet reports the end of a pod before it removes the pod. A pod without a node is removed at once and never runs.
         let ended = matches!(self.phase.as_str(), "Succeeded" | "Failed") || self.all_ended;
         let never_runs = self.metadata.deletion_timestamp.is_some() && self.node_name.is_none();
-        if ended || never_runs {
+        if ended || never_runs || self.temporary {
             return None;
         }
         // Every version that is read later is newer.
@@ -352,7 +356,9 @@ impl From<Pod> for CachedPod {
         let is_true = |condition: &PodCondition| condition.status == "True";
         let container = spec.containers.into_iter().find(|container| container.name == component::COMPUTE_CONTAINER);
         let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
+        let command = container.as_ref().and_then(|container| container.command.as_deref());
         Self {
+            temporary: command.is_some_and(|command| command == BIND_CLAIMS),
             node_name: spec.node_name,
             wanted: container
                 .as_ref()

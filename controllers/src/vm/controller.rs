@@ -24,6 +24,7 @@ use crate::{
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
+    volume_migration,
 };
 
 /// The controller of VirtualMachines.
@@ -144,6 +145,7 @@ impl Controller for Vms {
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
             starts: starts.unwrap_or_default(),
+            destinations: volume_migration::destinations(caches, &vm),
             config: self.config.current(),
             failure: attempt.failure.cloned(),
             now: attempt.now,

@@ -74,6 +74,8 @@ pub(crate) struct Observed {
     pub starts: Vec<Arc<StartRevision>>,
     /// A migration of the VMI has not ended.
     pub is_migrated: bool,
+    /// DataVolumes of the claims that volumes may move to.
+    pub destinations: crate::data_volumes::DataVolumes,
     /// The cluster's configuration.
     pub config: Arc<ClusterConfig>,
     /// The last write for this VM that was refused.

@@ -272,6 +272,7 @@ pub(super) fn volume_step(observed: &Observed, instance: &VirtualMachineInstance
         template: template.storage.volumes(),
         migrates: is_live(observed) && volume_migration::is_wanted(&observed.vm.spec),
         claims: &observed.claims,
+        data_volumes: &observed.destinations,
         in_migration: observed.is_migrated || instance.is_handed_off(),
     })
 }

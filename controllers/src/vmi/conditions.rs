@@ -1,20 +1,28 @@
 //! Conditions that this controller writes.
 
+use std::sync::Arc;
+
 use api::{
     Condition, VirtualMachineInstance, VmiPhase,
     condition::{remove, set},
-    constants::{condition, reason},
+    constants::{condition, event, reason},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Observed, SyncError, pods::NO_HINTS, warnings};
+use super::{
+    Observed, SyncError,
+    data_volumes::{self, Gate},
+    pods::NO_HINTS,
+    warnings,
+};
 use crate::{
     launcher_pod::with_unoffered,
     resources::{pod_warnings, pods::CachedPod},
 };
 
 /// Reasons for which there is no pod.
-const NO_POD: &[&str] = &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, NO_HINTS];
+const NO_POD: &[&str] =
+    &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, event::FAILED_DATA_VOLUME_IMPORT, NO_HINTS];
 
 pub(super) fn update(
     observed: &Observed,
@@ -30,16 +38,23 @@ pub(super) fn update(
     let paused = observed.instance.condition(condition::PAUSED).is_some_and(Condition::is_true);
     let ready = ready(&phase, pod, former.filter(|_| !paused), &now);
     let evicted = is_marked_for_eviction(wanted);
-    // Nothing is written while the pod waits to be scheduled, unless something is wrong.
-    if unstarted && error.is_none() && wanted.status.as_ref().is_none_or(|status| status.conditions.is_empty()) {
+    // Nothing is written while the pod waits to be scheduled, unless something is wrong or a claim is being filled.
+    let waits = pod.is_none() && !matches!(data_volumes::gate(observed), Gate::Open);
+    if unstarted
+        && error.is_none()
+        && !waits
+        && wanted.status.as_ref().is_none_or(|status| status.conditions.is_empty())
+    {
         return;
     }
     let conditions = &mut wanted.status.get_or_insert_default().conditions;
     set(conditions, ready);
     if final_phase {
         remove(conditions, condition::POD_SCHEDULED);
+        remove(conditions, condition::PROVISIONING);
         return;
     }
+    data_volumes::update_conditions(observed, &phase, conditions);
     if evicted {
         let reason = condition::EVICTION_REQUESTED;
         set(conditions, Condition::new(reason, true, reason, "VMI is marked for eviction", &now));
@@ -148,9 +163,12 @@ fn scheduled(
         set(conditions, Condition::new(condition::POD_SCHEDULED, false, unschedulable, &error.message, now));
         return;
     }
-    let unscheduled = pod.and_then(|pod| pod.scheduled.as_ref()).filter(|condition| condition.status == "False");
+    // Before the launcher pod a temporary one may be scheduled.
+    let temporary = observed.temporary.iter().map(Arc::as_ref).find(|pod| pod.metadata.deletion_timestamp.is_none());
+    let unscheduled =
+        pod.or(temporary).and_then(|pod| pod.scheduled.as_ref()).filter(|condition| condition.status == "False");
     match unscheduled {
-        Some(unscheduled) if *phase == VmiPhase::Scheduling => {
+        Some(unscheduled) if *phase == VmiPhase::Scheduling || pod.is_none() => {
             let reason = unscheduled.reason.as_deref().unwrap_or_default();
             let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
             set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, &message, now));

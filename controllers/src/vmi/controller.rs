@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     cache::Key,
+    data_volumes::{self, DataVolumes},
     launcher_pod::{NamespaceLimits, required_labels},
     resources::{
         Caches, Resource,
@@ -62,6 +63,7 @@ impl Controller for Vmis {
         Resource::Attachments,
         Resource::Migrations,
         Resource::Claims,
+        Resource::DataVolumes,
         Resource::Quotas,
         Resource::Namespaces,
         Resource::Nodes,
@@ -115,6 +117,18 @@ impl Controller for Vmis {
                     .flat_map(|claim| vmis.keys_by(&VmiIndex::Claim(Key::of(&claim.metadata)))),
             );
         });
+        // A claim has the name of its DataVolume.
+        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
+        caches.data_volumes.listen(move |(former, present)| {
+            if matches!((former, present), (Some(former), Some(present)) if data_volumes::is_equivalent(former, present)) {
+                return;
+            }
+            woken.keys(vmis.keys_by(&match present.or(former) {
+                Some(changed) => VmiIndex::Claim(Key::of(&changed.metadata)),
+                // The kind has appeared or is gone.
+                None => VmiIndex::Unstarted,
+            }));
+        });
         let (woken, vmis) = (wake.clone(), caches.vmis.clone());
         caches.networks.listen(move |(_, present)| {
             woken.keys(
@@ -144,19 +158,23 @@ impl Controller for Vmis {
         let key = attempt.key;
         let vmi = caches.vmis.get(key)?;
         let config = self.config.current();
-        let pods = caches.pods_of(&vmi);
+        let (temporary, pods): (Vec<_>, Vec<_>) = caches.all_pods_of(&vmi).into_iter().partition(|pod| pod.temporary);
+        let names = claim_names(&vmi);
+        let claims = caches.claims_named(&key.namespace, names.clone());
         Some(Observed {
             attachments: caches.attachments_of(&pods),
             warnings: caches.warnings_of(&pods),
-            unoffered: if pods.iter().any(|pod| pod.is_unschedulable()) {
+            unoffered: if pods.iter().chain(&temporary).any(|pod| pod.is_unschedulable()) {
                 required_labels(&vmi, &config).filter(|key| !caches.offers.has(key)).collect()
             } else {
                 Vec::new()
             },
             pods,
+            temporary,
             missing: caches.missing_pods(&vmi),
             migrations: caches.migrations.by(&MigrationIndex::UnfinishedOfVmi(key.clone())),
-            claims: caches.claims_named(&key.namespace, claim_names(&vmi)),
+            data_volumes: DataVolumes::of(caches, &key.namespace, &claims, names),
+            claims,
             limits: namespace_limits(caches, &config, &key.namespace),
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),

@@ -6,7 +6,8 @@
 //!                                            removed from the spec │ virt-handler     │
 //!  (no entry) <── Detaching <── UnMountedFromPod <─────────────────┴──────────────────┘
 //! ```
-//! Each volume has a pod of its own: a claim that is missing or cannot be attached delays no other. A pod is deleted once
+//! Each volume has a pod of its own: a claim that is missing or cannot be attached delays no other. A claim that its DataVolume fills
+//! is attached afterwards; one that waits for its first consumer gets a pod that is that and ends at once. A pod is deleted once
 //! virt-handler has taken its volume from the launcher. The target of a migration gets one pod with all volumes from the migration
 //! controller; it is taken over when the guest has moved, and holds its claims until the last of them is unplugged.
 
@@ -26,6 +27,7 @@ use jiff::SignedDuration;
 use super::Observed;
 use crate::{
     attachment_pod::{self, Attached, Inputs},
+    data_volumes::{Readiness, described},
     resources::{
         attachments::CachedAttachment,
         claims::{CachedClaim, claim_name, mounted_claim},
@@ -138,7 +140,8 @@ fn entry_of<'a>(instance: &'a VirtualMachineInstance, volume: &str) -> Option<&'
 fn serving<'a>(observed: &'a Observed, launcher: Option<&CachedPod>) -> BTreeMap<&'a str, &'a CachedAttachment> {
     let Some(launcher) = launcher else { return BTreeMap::new() };
     let pods = || observed.attachments.iter().map(Arc::as_ref);
-    let usable = |pod: &&CachedAttachment| !pod.is_deleting() && !pod.is_down() && pod.is_of(launcher);
+    let usable =
+        |pod: &&CachedAttachment| !pod.is_deleting() && !pod.is_down() && !pod.temporary && pod.is_of(launcher);
     hotplugged(&observed.instance)
         .filter_map(|volume| {
             let known = entry_of(&observed.instance, volume.name)
@@ -168,7 +171,8 @@ pub(super) fn update_status(observed: &Observed, launcher: Option<&CachedPod>, e
         });
         let Some(entry) = entries.get_mut(index) else { continue };
         let claim = observed.claims.get(volume.claim).map(Arc::as_ref);
-        update_entry(entry, serving.get(volume.name).copied(), volume, claim);
+        let unready = claim.and_then(|claim| unready(observed, claim));
+        update_entry(entry, serving.get(volume.name).copied(), volume, claim, unready);
     }
     let is_wanted = |name: &str| hotplugged(&observed.instance).any(|volume| volume.name == name);
     entries.retain_mut(|entry| {
@@ -177,12 +181,24 @@ pub(super) fn update_status(observed: &Observed, launcher: Option<&CachedPod>, e
     entries.sort_by(|left, right| left.name.cmp(&right.name));
 }
 
+/// Returns the words for a claim that is not filled yet.
+fn unready(observed: &Observed, claim: &CachedClaim) -> Option<String> {
+    match observed.data_volumes.readiness(claim) {
+        Readiness::Ready => None,
+        Readiness::AwaitsConsumer(volume) | Readiness::Waits(volume) | Readiness::Failed(volume) => {
+            Some(described(volume))
+        }
+        Readiness::Orphaned(name) => Some(format!("DataVolume {name} not found")),
+    }
+}
+
 /// Updates the entry of a volume in the spec.
 fn update_entry(
     entry: &mut VolumeStatus,
     pod: Option<&CachedAttachment>,
     volume: Plugged<'_>,
     claim: Option<&CachedClaim>,
+    unready: Option<String>,
 ) {
     entry.hotplug_volume = Some(HotplugVolumeStatus {
         attach_pod_name: pod.and_then(|pod| pod.metadata.name.clone()),
@@ -200,11 +216,14 @@ fn update_entry(
             let message = format!("Created hotplug attachment pod {pod}, for volume {}", entry.name);
             (phase::ATTACHED, event::SUCCESSFUL_CREATE, message)
         }
-        (Some(claim), _) => match claim.phase.as_str() {
-            "Bound" => (phase::BOUND, CLAIM_NOT_READY, "PVC is in phase Bound".to_owned()),
-            "Lost" => (phase::PENDING, CLAIM_NOT_READY, "PVC is in phase Lost".to_owned()),
-            _ => (phase::PENDING, CLAIM_NOT_READY, "PVC is in phase ClaimPending".to_owned()),
-        },
+        (Some(claim), _) => {
+            let (phase, message) = match claim.phase.as_str() {
+                "Bound" => (phase::BOUND, "PVC is in phase Bound"),
+                "Lost" => (phase::PENDING, "PVC is in phase Lost"),
+                _ => (phase::PENDING, "PVC is in phase ClaimPending"),
+            };
+            (phase, CLAIM_NOT_READY, unready.unwrap_or_else(|| message.to_owned()))
+        }
     };
     entry.phase = Some(phase.to_owned());
     entry.reason = Some(reason.to_owned());
@@ -268,9 +287,13 @@ pub(super) fn create_pods(
     let Some((launcher, node)) = target(observed, launcher, wanted) else { return Ok(()) };
     let serving = serving(observed, Some(launcher));
     for volume in hotplugged(instance).filter(|volume| !serving.contains_key(volume.name)) {
-        let is_usable =
-            |claim: &&Arc<CachedClaim>| claim.phase != "Lost" && !claim.populating && volume.refusal(claim).is_none();
+        let is_usable = |claim: &&Arc<CachedClaim>| claim.phase != "Lost" && volume.refusal(claim).is_none();
         let Some(claim) = observed.claims.get(volume.claim).filter(is_usable) else { continue };
+        let triggers = match observed.data_volumes.readiness(claim) {
+            Readiness::Ready if !claim.populating => false,
+            Readiness::AwaitsConsumer(_) if !has_trigger(observed, launcher, volume.name) => true,
+            _ => continue,
+        };
         if let Some(left) = replacement_wait(observed, volume.name) {
             decision.wake(left);
             continue;
@@ -280,7 +303,8 @@ pub(super) fn create_pods(
             decision.wake(failure.remaining(observed.now));
             return Ok(());
         }
-        let pod = attachment_pod::render(&Inputs {
+        let render = if triggers { attachment_pod::render_trigger } else { attachment_pod::render };
+        let pod = render(&Inputs {
             instance,
             launcher,
             node,
@@ -289,22 +313,34 @@ pub(super) fn create_pods(
             volumes: &[Attached { name: volume.name, read_only: volume.read_only, claim }],
         });
         let regarding = || Kind::Instance.reference(&instance.metadata);
+        let (done, failed) = if triggers {
+            let of = format!("hotplug population trigger pod for volume {}", volume.name);
+            (
+                format!("Created hotplug trigger pod for volume {}", volume.name),
+                format!("Error creating {of}: {{error}}"),
+            )
+        } else {
+            ("Created attachment pod {name}".to_owned(), "Error creating attachment pod: {error}".to_owned())
+        };
         decision.push(
             Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
-                .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, "Created attachment pod {name}"))
-                .on_failure(Event::warning(
-                    regarding(),
-                    event::FAILED_CREATE,
-                    "Error creating attachment pod: {error}",
-                )),
+                .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, done))
+                .on_failure(Event::warning(regarding(), event::FAILED_CREATE, failed)),
         );
     }
     Ok(())
 }
 
+/// Returns true if a pod is, or was, the first consumer of the claim of a volume.
+fn has_trigger(observed: &Observed, launcher: &CachedPod, volume: &str) -> bool {
+    let mut triggers = observed.attachments.iter().filter(|pod| pod.temporary && pod.is_of(launcher));
+    triggers.any(|pod| pod.claims.contains_key(volume) && !pod.is_deleting() && pod.phase != "Failed")
+}
+
 /// Returns the time until a failed attachment pod of a volume is replaced.
 fn replacement_wait(observed: &Observed, volume: &str) -> Option<Duration> {
-    let failed = observed.attachments.iter().filter(|pod| pod.is_down() && pod.claims.contains_key(volume));
+    let has_failed = |pod: &CachedAttachment| pod.is_down() && !(pod.temporary && pod.phase == "Succeeded");
+    let failed = observed.attachments.iter().filter(|pod| has_failed(pod) && pod.claims.contains_key(volume));
     failed.filter_map(|pod| replacement_age_left(observed, pod)).max()
 }
 
@@ -331,6 +367,8 @@ pub(super) fn delete_pods(
         } else if let Some(other) = launcher_of(observed, pod).filter(|other| !is_same(other, launcher)) {
             // The target of a migration, or the pod that the guest has left.
             !other.is_down()
+        } else if pod.temporary && pod.phase != "Failed" {
+            pod.claims.keys().any(|volume| awaits_consumer(observed, volume))
         } else if pod.is_down() {
             replacement_age_left(observed, pod).is_some()
         } else {
@@ -355,6 +393,13 @@ pub(super) fn delete_pods(
                 .on_failure(Event::warning(regarding(), event::FAILED_DELETE, failed)),
         );
     }
+}
+
+/// Returns true if the claim of a volume waits for its first consumer.
+fn awaits_consumer(observed: &Observed, volume: &str) -> bool {
+    let claim = hotplugged(&observed.instance).find(|wanted| wanted.name == volume);
+    let claim = claim.and_then(|wanted| observed.claims.get(wanted.claim));
+    claim.is_some_and(|claim| matches!(observed.data_volumes.readiness(claim), Readiness::AwaitsConsumer(_)))
 }
 
 /// Returns the launcher pod of an attachment pod.

@@ -5,11 +5,12 @@
 //!            pod bound to a node,          handler (or launcher ready)      handler
 //!  Pending ───────────────────> Scheduling ────────────────────> Scheduled ─────────> Running
 //!     │    or waits for one        │                                │                    │
-//!     │                            │ pod ended or gone              │ pod gone           │ guest ended: handler
+//!     │ DataVolume failed          │ pod ended or gone              │ pod gone           │ guest ended: handler
 //!     v                            v                                v                    v pod gone: Failed
 //!   Failed <───────────────────────┴────────────────────────────────┴──────────── Succeeded / Failed
 //! ```
-//! A pod is created once in the life of a VMI: only while its phase is Pending and it has none.
+//! A pod is created once in the life of a VMI: only while its phase is Pending and it has none. Its claims are ready then
+//! (`data_volumes.rs`); a temporary pod may have been scheduled in its place before, so that they could be filled.
 //! A pod that the watch shows no longer is gone only if its end was seen or the API server confirms it. Until then nothing is
 //! decided: a second launcher beside a first one without its label would destroy the volumes.
 //! virt-handler owns everything from Scheduled on; this controller only fails VMIs whose pod is gone.
@@ -19,6 +20,7 @@
 mod cid;
 mod conditions;
 mod controller;
+mod data_volumes;
 mod hotplug;
 mod ineffective;
 mod migration_required;
@@ -57,6 +59,7 @@ use self::{
     },
 };
 use crate::{
+    data_volumes::DataVolumes,
     launcher_pod::NamespaceLimits,
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pod_warnings::PodWarning,
@@ -73,6 +76,8 @@ pub(crate) struct Observed {
     pub pods: Vec<Arc<CachedPod>>,
     /// Its migrations that have not ended.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+    /// Pods that only let the scheduler bind its claims.
+    pub temporary: Vec<Arc<CachedPod>>,
     /// Warnings about pods that do not start.
     pub warnings: Vec<Arc<PodWarning>>,
     /// Labels that the pod requires and no node has, if the pod cannot be scheduled.
@@ -87,6 +92,8 @@ pub(crate) struct Observed {
     pub launcher_image: Arc<str>,
     /// Claims that the VMI names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// DataVolumes of these claims.
+    pub data_volumes: DataVolumes,
     /// Limits the namespace makes necessary.
     pub limits: NamespaceLimits,
     /// TSC frequency for a VMI that has none yet and needs one, if nodes offer any.
@@ -123,6 +130,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
 
     let mut wanted = instance.clone();
     let (own, surplus) = split_surplus(observed);
+    data_volumes::delete_pods(observed, &mut decision);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
         remove_ended_pods(observed, &mut decision);
@@ -157,6 +165,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
         decision.effects.extend(resize::events(instance, &wanted));
         decision.effects.extend(ineffective::event(instance, &wanted));
         decision.effects.extend(warnings::event(instance, &wanted));
+        decision.effects.extend(data_volumes::event(observed, &wanted));
     }
     if let Some(pod) = pod {
         readiness_gate(instance, pod, observed.now, &mut decision);

@@ -2,12 +2,13 @@
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    constants::{annotation, label},
+    constants::{annotation, event, label},
     quantity,
 };
 
 use super::{
     Observed,
+    data_volumes::{self, Gate},
     pod_metadata::memory_overhead,
     pods::{may_have_moved, may_run_elsewhere},
 };
@@ -52,7 +53,13 @@ fn pending(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMac
     match pod {
         // Without a pod there is nothing to wait for.
         None if observed.instance.is_deleting() && observed.pods.is_empty() => fail(wanted, None),
-        None => {}
+        None => {
+            if matches!(data_volumes::gate(observed), Gate::Failed(_)) {
+                fail(wanted, Some(event::FAILED_DATA_VOLUME_IMPORT.to_owned()));
+            } else if let Some(temporary) = data_volumes::failed_pod(observed) {
+                fail(wanted, temporary.reason.clone());
+            }
+        }
         Some(pod) if pod.is_down() => {
             bind(pod, wanted);
             fail(wanted, pod.reason.clone());

@@ -11,9 +11,12 @@ use api::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Observed, SyncError};
+use super::{
+    Observed, SyncError,
+    data_volumes::{self, Gate},
+};
 use crate::{
-    launcher_pod::{self, Inputs, RenderError, is_target_of},
+    launcher_pod::{self, Inputs, is_target_of},
     resources::{pods::CachedPod, vmis::node_name},
     runtime::{Decision, Effect, Event, Kind},
 };
@@ -191,20 +194,43 @@ pub(super) fn inputs<'a>(observed: &'a Observed) -> Inputs<'a> {
     }
 }
 
+/// Returns the error of a claim that does not exist. Its creation wakes the VMI. The event is emitted once per change of the condition.
+fn missing_claim(observed: &Observed, claim: &str, decision: &mut Decision) -> SyncError {
+    let metadata = &observed.instance.metadata;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let message = format!("PVC {namespace}/{claim} does not exist, waiting for it to appear");
+    if !shows(&observed.instance, reason::FAILED_PVC_NOT_FOUND, &message) {
+        let regarding = Kind::Instance.reference(metadata);
+        decision.push(Effect::Event(Event::normal(regarding, reason::FAILED_PVC_NOT_FOUND, message.clone())));
+    }
+    SyncError { reason: reason::FAILED_PVC_NOT_FOUND.to_owned(), message }
+}
+
+/// Returns the error of a claim whose DataVolume does not exist.
+fn missing_data_volume(observed: &Observed, volume: &str, decision: &mut Decision) -> SyncError {
+    let metadata = &observed.instance.metadata;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let message = format!("Error determining if volume is ready: unable to find datavolume {namespace}/{volume}");
+    if !shows(&observed.instance, event::FAILED_DATA_VOLUME_IMPORT, &message) {
+        let regarding = Kind::Instance.reference(metadata);
+        decision.push(Effect::Event(Event::warning(regarding, reason::FAILED_PVC_NOT_FOUND, message.clone())));
+    }
+    SyncError { reason: event::FAILED_DATA_VOLUME_IMPORT.to_owned(), message }
+}
+
 pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = &*observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
-    let pod = match launcher_pod::render(&inputs(observed)) {
+    let render = match data_volumes::gate(observed) {
+        Gate::Missing(claim) => return Ok(Some(missing_claim(observed, claim, decision))),
+        Gate::Orphaned(volume) => return Ok(Some(missing_data_volume(observed, volume, decision))),
+        Gate::Waits(_) | Gate::Failed(_) => return Ok(None),
+        _ if !observed.temporary.is_empty() => return Ok(None),
+        Gate::AwaitsConsumer(_) => launcher_pod::render_temporary,
+        Gate::Open => launcher_pod::render,
+    };
+    let pod = match render(&inputs(observed)) {
         Ok(pod) => pod,
-        Err(RenderError::ClaimNotFound(claim)) => {
-            let namespace = instance.metadata.namespace.as_deref().unwrap_or_default();
-            let message = format!("PVC {namespace}/{claim} does not exist, waiting for it to appear");
-            // The creation of the claim wakes the VMI. The event is emitted once per change of the condition.
-            if !shows(instance, reason::FAILED_PVC_NOT_FOUND, &message) {
-                decision.push(Effect::Event(Event::normal(regarding(), reason::FAILED_PVC_NOT_FOUND, message.clone())));
-            }
-            return Ok(Some(SyncError { reason: reason::FAILED_PVC_NOT_FOUND.to_owned(), message }));
-        }
         Err(other) => {
             let message = format!("failed to render launch manifest: {other}");
             if !shows(instance, event::FAILED_CREATE, &message) {

@@ -9,7 +9,7 @@
 //! ```
 //! In progress, the VMI has the new claims in its spec, `status.migratedVolumes` with both claims of each volume, and
 //! condition VolumesChange. The workload update controller migrates it. A cancelled update is set back once no migration is
-//! left: the guest could have the new claims at that moment. `state.rs` keeps the status of the VM.
+//! left: the guest could have the new claims at that moment. New claims that DataVolumes fill are waited for. `state.rs` keeps the status of the VM.
 
 mod state;
 #[cfg(test)]
@@ -21,7 +21,8 @@ use std::{
 };
 
 use api::{
-    Condition, VirtualMachineInstance, VirtualMachineSpec, VmiPhase,
+    Condition, VirtualMachine, VirtualMachineInstance, VirtualMachineSpec, VmiPhase,
+    cdi::annotation,
     condition::{remove, set},
     constants::condition::{STORAGE_LIVE_MIGRATABLE, VOLUMES_CHANGE},
     hotplug::{is_hotpluggable, is_hotplugged, status_of},
@@ -34,7 +35,10 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 pub(crate) use self::state::{is_interrupted, update_state};
-use crate::resources::claims::CachedClaim;
+use crate::{
+    data_volumes::{DataVolumes, Readiness, described},
+    resources::{Caches, claims::CachedClaim, vms::claim_names},
+};
 
 /// Strategy of a VM whose VMI moves to other claims.
 const MIGRATION: &str = "Migration";
@@ -55,6 +59,8 @@ pub(crate) struct Observed<'a> {
     pub migrates: bool,
     /// Claims of the namespace that the template names.
     pub claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+    /// DataVolumes of these claims.
+    pub data_volumes: &'a DataVolumes,
     /// A migration of the VMI has not ended.
     pub in_migration: bool,
 }
@@ -90,6 +96,16 @@ pub(crate) enum Step {
 /// Returns true if the VM's volumes move to other claims.
 pub(crate) fn is_wanted(spec: &VirtualMachineSpec) -> bool {
     spec.update_volumes_strategy.as_deref() == Some(MIGRATION)
+}
+
+/// Returns the DataVolumes of the claims that a VM's volumes may move to.
+pub(crate) fn destinations(caches: &Caches, vm: &VirtualMachine) -> DataVolumes {
+    if !is_wanted(&vm.spec) {
+        return DataVolumes::default();
+    }
+    let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let names = claim_names(vm);
+    DataVolumes::of(caches, namespace, &caches.claims_named(namespace, names.iter().cloned()), names)
 }
 
 /// Returns the claim of a disk.
@@ -135,7 +151,7 @@ pub(crate) fn decide(observed: &Observed<'_>) -> Step {
     if let Some(reason) = invalid(vmi, &changed) {
         return Step::Restart(reason);
     }
-    if let Some(reason) = unusable(&changed, observed.claims) {
+    if let Some(reason) = unusable(&changed, observed) {
         return Step::Waits(reason);
     }
     let migrated: Vec<StorageMigratedVolumeInfo> =
@@ -203,7 +219,8 @@ fn invalid(vmi: &VirtualMachineInstance, changed: &[&Volume]) -> Option<String> 
 }
 
 /// Returns why a new claim cannot be used yet.
-fn unusable(changed: &[&Volume], claims: &BTreeMap<String, Arc<CachedClaim>>) -> Option<String> {
+fn unusable(changed: &[&Volume], observed: &Observed<'_>) -> Option<String> {
+    let claims = observed.claims;
     let names = || changed.iter().filter_map(|volume| claim(volume));
     let missing: BTreeSet<&str> =
         names().filter(|name| claims.get(*name).is_none_or(|claim| claim.phase == LOST)).collect();
@@ -211,8 +228,26 @@ fn unusable(changed: &[&Volume], claims: &BTreeMap<String, Arc<CachedClaim>>) ->
         let names = Vec::from_iter(missing).join(" ");
         return Some(format!("One of the destination volumes doesn't exist: [{names}]"));
     }
-    let filling = names().find(|name| claims.get(*name).is_some_and(|claim| claim.populating))?;
-    Some(format!("the destination volume {filling} is being filled"))
+    names().find_map(|name| {
+        let claim = claims.get(name)?;
+        match observed.data_volumes.readiness(claim) {
+            Readiness::Ready if claim.populating => Some(format!("the destination volume {name} is being filled")),
+            Readiness::Ready => None,
+            // The target pod would use it before it is filled.
+            Readiness::AwaitsConsumer(volume) => Some(format!(
+                "the destination volume {name} waits for its first consumer, which a migration cannot be: {}; annotation \
+                 {} of the DataVolume makes it bind without one",
+                described(volume),
+                annotation::BIND_IMMEDIATE,
+            )),
+            Readiness::Waits(volume) | Readiness::Failed(volume) => {
+                Some(format!("the destination volume {name} cannot be used yet: {}", described(volume)))
+            }
+            Readiness::Orphaned(volume) => {
+                Some(format!("the destination volume {name} cannot be used: DataVolume {volume} does not exist"))
+            }
+        }
+    })
 }
 
 /// Returns both claims of a volume.

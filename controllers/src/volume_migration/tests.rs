@@ -78,7 +78,8 @@ fn decided(
     migrates: bool,
     in_migration: bool,
 ) -> Step {
-    decide(&Observed { vmi, template: &volumes(template), migrates, claims, in_migration })
+    let data_volumes = &DataVolumes::default();
+    decide(&Observed { vmi, template: &volumes(template), migrates, claims, data_volumes, in_migration })
 }
 
 #[test]
@@ -201,6 +202,43 @@ fn vmi_begins_to_move_or_the_reason_is_shown() {
     }
     for change in [plain(), with_other("ReadWriteMany")] {
         assert!(matches!(decided(&vmi(&change), &template, &there, true, false), Step::Begin { .. }), "{change}");
+    }
+}
+
+#[test]
+fn destination_that_a_data_volume_fills_is_waited_for() {
+    use crate::data_volumes::tests::{claim, volume};
+
+    let template = volumes(&json!([{"name": "a", "dataVolume": {"name": "a-new"}}]));
+    // Phases of DataVolume and claim; the reason to wait.
+    for (phase, claimed, expected) in [
+        ("Succeeded", "Bound", None),
+        // The target pod is its first consumer, and starts when it is filled.
+        ("PendingPopulation", "Pending", None),
+        (
+            "ImportInProgress",
+            "Bound",
+            Some("a-new cannot be used yet: the phase of DataVolume a-new is ImportInProgress"),
+        ),
+        ("Failed", "Bound", Some("a-new cannot be used yet: the phase of DataVolume a-new is Failed")),
+        ("WaitForFirstConsumer", "Pending", Some("annotation cdi.kubevirt.io/storage.bind.immediate.requested")),
+    ] {
+        let data_volumes = DataVolumes { known: [volume("a-new", phase, &json!([]))].into(), absent: false };
+        let claims = [claim("a-new", claimed, &json!({"spec": {"volumeMode": "Block"}}))].into();
+        let (vmi, in_migration) = (vmi(&json!({})), false);
+        let observed = Observed {
+            vmi: &vmi,
+            template: &template,
+            migrates: true,
+            claims: &claims,
+            data_volumes: &data_volumes,
+            in_migration,
+        };
+        match (decide(&observed), expected) {
+            (Step::Begin { volumes, .. }, None) => assert_eq!(volumes, template, "{phase}"),
+            (Step::Waits(reason), Some(expected)) => assert!(reason.contains(expected), "{phase}: {reason}"),
+            (step, _) => panic!("{phase}: {step:?}"),
+        }
     }
 }
 

@@ -49,18 +49,22 @@ fn rendered_with(spec: Value, config: &ClusterConfig, limits: NamespaceLimits) -
     rendered_vmi(&vmi(spec), config, limits)
 }
 
-fn rendered_vmi(
-    instance: &VirtualMachineInstance,
-    config: &ClusterConfig,
-    limits: NamespaceLimits,
-) -> Result<Value, RenderError> {
-    let claims = BTreeMap::from([
+fn claims() -> BTreeMap<String, Arc<CachedClaim>> {
+    BTreeMap::from([
         (
             "shared".to_owned(),
             Arc::new(CachedClaim { access_modes: vec!["ReadWriteMany".to_owned()], ..CachedClaim::default() }),
         ),
         ("raw".to_owned(), Arc::new(CachedClaim { block: true, ..CachedClaim::default() })),
-    ]);
+    ])
+}
+
+fn rendered_vmi(
+    instance: &VirtualMachineInstance,
+    config: &ClusterConfig,
+    limits: NamespaceLimits,
+) -> Result<Value, RenderError> {
+    let claims = claims();
     let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits, definitions: None };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }

@@ -122,3 +122,55 @@ fn cve_2020_14316_no_vmi_brings_a_file_of_the_node_into_its_pod() {
     }
     assert!(pods >= 4, "{pods} pods were rendered");
 }
+
+#[test]
+fn temporary_pod_is_scheduled_as_the_launcher_and_mounts_nothing() {
+    let spec = merged(
+        small(),
+        &json!({
+            "nodeSelector": {"zone": "a"}, "schedulerName": "s", "priorityClassName": "high",
+            "tolerations": [{"key": "t", "operator": "Exists"}],
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
+            "livenessProbe": {"guestAgentPing": {}},
+            "volumes": [
+                {"name": "cd", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}},
+                {"name": "data", "dataVolume": {"name": "shared"}}, {"name": "device", "dataVolume": {"name": "raw"}},
+                {"name": "account", "serviceAccount": {"serviceAccountName": "a"}},
+            ],
+        }),
+    );
+    let (vmi, config) = (vmi(spec), ClusterConfig::default());
+    let claims = claims();
+    let inputs = Inputs {
+        instance: &vmi,
+        config: &config,
+        launcher_image: "launcher:1",
+        claims: &claims,
+        limits: NamespaceLimits::default(),
+        definitions: None,
+    };
+    let [launcher, temporary] =
+        [render(&inputs), render_temporary(&inputs)].map(|pod| serde_json::to_value(pod.unwrap()).unwrap());
+    for same in ["generateName", "labels", "ownerReferences"] {
+        assert_eq!(temporary["metadata"][same], launcher["metadata"][same], "{same}");
+    }
+    assert_eq!(temporary["metadata"]["annotations"]["kubevirt.io/ephemeral-provisioning"], "true");
+    let (launcher, temporary) = (&launcher["spec"], &temporary["spec"]);
+    for (field, value) in launcher.as_object().unwrap() {
+        let differs = ["containers", "volumes", "automountServiceAccountToken"].contains(&field.as_str());
+        assert_eq!(temporary[field] == *value, !differs, "{field}");
+    }
+    let claims = [("data", "shared"), ("device", "raw")]
+        .map(|(name, claim)| json!({"name": name, "persistentVolumeClaim": {"claimName": claim}}));
+    assert_eq!(temporary["volumes"], json!(claims));
+    assert_eq!(temporary["automountServiceAccountToken"], false);
+    let [launcher, temporary] = [launcher, temporary].map(|spec| &spec["containers"][0]);
+    for same in ["name", "image", "resources", "securityContext", "ports"] {
+        assert_eq!(temporary[same], launcher[same], "{same}");
+    }
+    assert_eq!(temporary["command"], json!(["/usr/bin/virt-launcher", "bind-claims"]));
+    for none in ["env", "volumeMounts", "volumeDevices", "livenessProbe"] {
+        assert!(!launcher[none].is_null() && temporary[none].is_null(), "{none}");
+    }
+}

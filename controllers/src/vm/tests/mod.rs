@@ -69,6 +69,7 @@ fn observed(
         preference: Lookup::Unnamed,
         starts: Vec::new(),
         is_migrated: false,
+        destinations: crate::data_volumes::DataVolumes::default(),
         config: Arc::new(config.clone()),
         failure: failure.cloned(),
         now: now(),

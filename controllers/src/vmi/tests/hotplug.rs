@@ -280,3 +280,62 @@ fn attached_volume_is_settled() {
     instance = serde_json::from_value(next).unwrap();
     assert_eq!(decided_with(&instance, &claims, &pods_of, launcher()), Decision::settled());
 }
+
+#[test]
+fn data_volume_is_attached_once_it_is_filled_and_gets_a_first_consumer() {
+    use crate::data_volumes::tests::{claim, volume};
+
+    let trigger = |change: Value| {
+        let command = json!({"spec": {"containers": [
+            {"name": "hotplug-disk", "command": ["/usr/bin/virt-launcher", "bind-claims"]}]}});
+        let mut pod = json!({"metadata": {"name": "hp-trigger", "uid": "t"}, "status": {"containerStatuses": null}});
+        json_patch::merge(&mut pod, &command);
+        json_patch::merge(&mut pod, &change);
+        attachment("a", &pod)
+    };
+    let pending = json!({"status": {"phase": "Pending"}});
+    let succeeded = json!({"status": {"phase": "Succeeded"}});
+    let [new, old] = ["2030-01-01T00:00:55Z", "2030-01-01T00:00:30Z"]
+        .map(|at| json!({"metadata": {"creationTimestamp": at}, "status": {"phase": "Failed"}}));
+    let awaits = "the phase of DataVolume a-claim is WaitForFirstConsumer";
+    // Phases of claim and DataVolume, trigger pod; created (trigger pods have no other volume), deleted, message.
+    for (claimed, phase, pod, created, deletes, message) in [
+        ("Bound", "Succeeded", None, Some("attachment"), false, "PVC is in phase Bound"),
+        ("Pending", "PendingPopulation", None, Some("attachment"), false, "PVC is in phase ClaimPending"),
+        ("Bound", "ImportInProgress", None, None, false, "the phase of DataVolume a-claim is ImportInProgress"),
+        ("Pending", "Failed", None, None, false, "the phase of DataVolume a-claim is Failed"),
+        ("Pending", "WaitForFirstConsumer", None, Some("trigger"), false, awaits),
+        ("Pending", "WaitForFirstConsumer", Some(&pending), None, false, awaits),
+        ("Pending", "WaitForFirstConsumer", Some(&succeeded), None, false, awaits),
+        ("Pending", "WaitForFirstConsumer", Some(&new), None, false, awaits),
+        ("Pending", "WaitForFirstConsumer", Some(&old), Some("trigger"), true, awaits),
+        // Importers wait until no pod uses the claim.
+        ("Bound", "WaitForFirstConsumer", Some(&pending), None, true, awaits),
+        ("Bound", "Succeeded", Some(&succeeded), Some("attachment"), true, "PVC is in phase Bound"),
+    ] {
+        let mut instance = with_volumes(&[], &json!([]));
+        let volumes = json!([{"name": "a", "dataVolume": {"name": "a-claim", "hotpluggable": true}}]);
+        instance.spec.volumes = serde_json::from_value(volumes).unwrap();
+        let decision = decide(&Observed {
+            pods: vec![Arc::new(launcher())],
+            claims: [claim("a-claim", claimed, &json!({}))].into(),
+            data_volumes: DataVolumes { known: [volume("a-claim", phase, &json!([]))].into(), absent: false },
+            attachments: pod.map(|change| trigger(change.clone())).into_iter().collect(),
+            ..observed(&instance)
+        })
+        .unwrap();
+        let row = format!("{claimed} {phase} {pod:?}");
+        let made = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::Pod, object, .. } => {
+                Some(match object["spec"]["volumes"][0]["name"].as_str() {
+                    Some("a") => "trigger",
+                    _ => "attachment",
+                })
+            }
+            _ => None,
+        });
+        let deleted = if deletes { vec!["hp-trigger".to_owned()] } else { Vec::new() };
+        assert_eq!((made, pods(&decision).1), (created, deleted), "{row}");
+        assert_eq!(entries(&decision)[0].1, message, "{row}");
+    }
+}

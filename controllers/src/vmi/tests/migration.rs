@@ -171,6 +171,7 @@ fn attachment_pods_of_the_target_stay() {
             metadata: serde_json::from_value(metadata).unwrap(),
             phase: "Running".to_owned(),
             claims: BTreeMap::from([("data".to_owned(), "c".to_owned())]),
+            temporary: false,
             answers: true,
             ready: true,
         })

@@ -1,5 +1,6 @@
 //! Tests of decisions about VMIs, by behaviour. Here are the objects that they share.
 
+mod data_volumes;
 mod end;
 mod hotplug;
 mod migration;
@@ -82,6 +83,8 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
     Observed {
         instance: Arc::new(instance.clone()),
         pods: Vec::new(),
+        temporary: Vec::new(),
+        data_volumes: DataVolumes::default(),
         warnings: Vec::new(),
         unoffered: Vec::new(),
         attachments: Vec::new(),
