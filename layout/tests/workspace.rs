@@ -159,7 +159,10 @@ fn status_rows_that_work_name_stories_of_which_one_is_a_core_story() {
         let is_in_shares = row.state.contains("in shares");
         let has_core = row.stories.iter().any(|name| core.iter().any(|story| is_named(story, name)));
         if !row.stories.is_empty() && has_core == is_in_shares {
-            wrong.push(format!("{}: either one of its stories is in e2e/core-stories.txt, or its state says in shares", row.area));
+            wrong.push(format!(
+                "{}: either one of its stories is in e2e/core-stories.txt, or its state says in shares",
+                row.area
+            ));
         }
         let is_missing = |name: &&String| !stories.iter().any(|story| is_named(story, name));
         wrong.extend(

@@ -200,7 +200,8 @@ pub(crate) fn events(volume: &DataVolume, shown: &Shown) -> Vec<Effect> {
 /// Returns true for the reason of an error. Those of quotas are none, as with CDI: others may free them.
 fn is_error(reason: &str) -> bool {
     let is_clone = reason.starts_with("Clone");
-    reason != reason::QUOTA && (is_clone || reason.contains("Err") || [reason::IMAGE_PULL, reason::UNSCHEDULABLE].contains(&reason))
+    reason != reason::QUOTA
+        && (is_clone || reason.contains("Err") || [reason::IMAGE_PULL, reason::UNSCHEDULABLE].contains(&reason))
 }
 
 /// Returns the reason of an event. Reasons of kubelet are shown in the condition only.

@@ -96,7 +96,9 @@ impl CachedClaim {
     #[must_use]
     pub(crate) fn is_filled(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
-        annotations.and_then(|annotations| annotations.get(annotation::POD_PHASE)).is_some_and(|phase| phase == "Succeeded")
+        annotations
+            .and_then(|annotations| annotations.get(annotation::POD_PHASE))
+            .is_some_and(|phase| phase == "Succeeded")
     }
 
     /// Returns true if the claim was filled for a DataVolume of this name.

@@ -1,9 +1,6 @@
 //! Clones as steps of the importer: their state as the status shows it, the claim, and the pod that copies.
 
-use api::{
-    cdi::DataVolume,
-    constants::finalizer,
-};
+use api::{cdi::DataVolume, constants::finalizer};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 use serde_json::json;

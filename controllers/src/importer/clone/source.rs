@@ -60,7 +60,7 @@ pub(super) fn capacity(claim: &CachedClaim) -> Option<i64> {
 
 /// Returns the size that a claim requests.
 pub(super) fn requested(spec: &PersistentVolumeClaimSpec) -> Option<i64> {
-    claim::requested_by(spec.resources.as_ref())
+    claim::requested(spec.resources.as_ref()?.requests.as_ref()?)
 }
 
 /// Returns the size of a claim whose DataVolume gives none, in bytes. `overhead`: part of a file system that its own data take.
