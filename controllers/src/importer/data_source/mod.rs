@@ -124,14 +124,14 @@ mod tests {
         let metadata = json!({"name": name, "namespace": "n", "uid": "u", "resourceVersion": "1"});
         let object = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataSource", "metadata": metadata,
             "spec": {"source": source}});
-        serde_json::from_value(object).unwrap()
+        Arc::new(serde_json::from_value(object).unwrap())
     }
 
     fn volume(phase: &str) -> Option<Arc<DataVolume>> {
         let labels = json!({"instancetype.kubevirt.io/default-preference": "linux", "other": "x"});
         let object = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
             "metadata": {"name": "c", "namespace": "n", "labels": labels}, "spec": {}, "status": {"phase": phase}});
-        serde_json::from_value(object).unwrap()
+        Some(Arc::new(serde_json::from_value(object).unwrap()))
     }
 
     fn claim() -> Option<Arc<CachedClaim>> {
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(patch["status"]["source"]["pvc"]["name"], "c");
         let mut object = serde_json::to_value(&*observed.data_source).unwrap();
         json_patch::merge(&mut object, patch);
-        let after = Observed { data_source: serde_json::from_value(object).unwrap(), ..observed };
+        let after = Observed { data_source: Arc::new(serde_json::from_value(object).unwrap()), ..observed };
         assert!(decide(&after).unwrap().is_settled());
     }
 }
