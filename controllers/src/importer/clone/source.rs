@@ -1,6 +1,5 @@
 //! The source of a clone: its size, and the states in which it cannot be cloned yet.
 
-use api::quantity;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 
@@ -41,21 +40,15 @@ impl Source<'_> {
     /// Returns the smallest size of a clone in bytes, if it is known.
     fn size(&self) -> Option<i64> {
         match self {
-            Self::Claim(claim) => claim.as_ref().and_then(|claim| storage(&claim.requests)),
+            Self::Claim(claim) => claim.as_ref().and_then(|claim| claim::requested(&claim.requests)),
             Self::Snapshot(snapshot) => snapshot.as_ref()?.restore_size,
         }
     }
 }
 
-fn storage(
-    amounts: &std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
-) -> Option<i64> {
-    quantity::units(amounts.get("storage")?).ok()
-}
-
 /// Returns the size of the volume of a claim.
 pub(super) fn capacity(claim: &CachedClaim) -> Option<i64> {
-    storage(&claim.capacity)
+    claim::requested(&claim.capacity)
 }
 
 /// Returns the size that a claim requests.
@@ -71,7 +64,7 @@ pub(super) fn size(source: &Source<'_>, spec: &PersistentVolumeClaimSpec, overhe
         Source::Claim(claim) => claim.as_ref()?,
     };
     if claim.storage_class == spec.storage_class_name && claim.block == block {
-        return storage(&claim.requests);
+        return claim::requested(&claim.requests);
     }
     let capacity = capacity(claim)?;
     if block {
