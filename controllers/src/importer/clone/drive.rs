@@ -65,7 +65,13 @@ pub(in crate::importer) fn ending(observed: &Observed) -> Option<Step> {
     let spec = PersistentVolumeClaimSpec::default();
     let next = end(&view(observed, facts, &spec, observed.claim.as_deref()));
     let done = (next.work == Work::Complete).then(|| release(&observed.volume)).flatten();
-    Some(Step::default().before(next.effects).before(done))
+    Some(Step::default().before(delete_pod(facts)).before(next.effects).before(done))
+}
+
+/// Deletes the pod that fills the temporary claim. Any pod of a claim, even one that has ended, keeps it from being removed.
+fn delete_pod(facts: &Facts) -> Option<Effect> {
+    let pod = facts.pod.as_ref().filter(|pod| !pod.is_deleting())?;
+    Some(Effect::delete(Kind::Pod, &pod.metadata))
 }
 
 /// Returns true if virt-api permits the clone of the source, or it is in the same namespace.
@@ -118,7 +124,9 @@ fn carry_out(
     let writes = !next.effects.is_empty() || next.work != Work::None;
     // Before anything exists that the deletion of the DataVolume would leave behind.
     let finalizer = (is_remote(observed, facts) && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
-    let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(next.effects);
+    let is_copied = facts.temporary.as_ref().is_some_and(|claim| claim.is_filled());
+    let pod = delete_pod(facts).filter(|_| is_copied);
+    let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(pod).chain(next.effects);
     let step = match (next.work, target) {
         (Work::Complete, Some(target)) => {
             import::succeeded(observed, target, shown, None).after(release(&observed.volume))
