@@ -134,6 +134,17 @@ impl Observed {
         owner::is_controlled_by(&claim.metadata, &*self.volume)
     }
 
+    /// Returns true if the claim was made for the DataVolume. One that it has taken over has content that must stay.
+    fn is_made(&self, claim: &CachedClaim) -> bool {
+        let made_for = claim.metadata.annotations.as_ref().and_then(|all| all.get(annotation::CREATED_FOR));
+        made_for.is_some() && made_for == self.volume.metadata.uid.as_ref()
+    }
+
+    /// Returns true for a claim that was made again, after the one that is shown as filled was deleted.
+    fn is_made_again(&self, claim: &CachedClaim) -> bool {
+        self.is_begun() && self.is_controlled(claim) && self.is_made(claim) && claim.populating
+    }
+
     /// Returns true if the claim is bound without waiting for a pod of a VM.
     fn is_immediate(&self) -> bool {
         self.annotated(annotation::BIND_IMMEDIATE).is_some()
@@ -202,7 +213,9 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
     }
     match (observed.volume.phase(), &observed.claim) {
         (DataVolumePhase::Failed, _) => Ok(Some(Step::default().after(observed.delete_pod()))),
-        (DataVolumePhase::Succeeded, Some(claim)) if claim.metadata.deletion_timestamp.is_none() => {
+        (DataVolumePhase::Succeeded, Some(claim))
+            if claim.metadata.deletion_timestamp.is_none() && !observed.is_made_again(claim) =>
+        {
             Ok(Some(tidy(observed)))
         }
         (_, Some(claim)) => with_claim(observed, claim).map(Some),
@@ -274,7 +287,7 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         return Ok(adopt(observed, claim, shown));
     }
     let source = source::source(&observed.volume);
-    if claim.is_filled_for(name) || source == Ok(Source::External) {
+    if claim.is_filled_for(name) || source == Ok(Source::External) || !observed.is_made(claim) {
         return Ok(import::succeeded(observed, claim, shown, None));
     }
     if claim.phase == "Lost" {

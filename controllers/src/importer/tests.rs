@@ -45,7 +45,8 @@ fn begun() -> Value {
 fn claim(phase: &str, change: &Value) -> Option<Arc<CachedClaim>> {
     let owner = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "d", "uid": UID, "controller": true});
     let mut claim = json!({
-        "metadata": {"name": "d", "namespace": "n", "uid": "c", "ownerReferences": [owner], "creationTimestamp": at(0).to_string()},
+        "metadata": {"name": "d", "namespace": "n", "uid": "c", "ownerReferences": [owner], "creationTimestamp": at(0).to_string(),
+            "annotations": {"cdi.kubevirt.io/createdForDataVolume": UID}},
         "spec": {"storageClassName": "fast", "resources": {"requests": {"storage": "106Mi"}}}, "status": {"phase": phase},
     });
     json_patch::merge(&mut claim, change);
@@ -227,6 +228,19 @@ fn success_is_recorded_at_the_claim_first() {
 }
 
 #[test]
+fn claim_that_is_made_again_is_filled_again() {
+    let mut change = begun();
+    json_patch::merge(&mut change, &json!({"status": {"phase": "Succeeded"}}));
+    let empty = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.pod.phase": "Pending"}}});
+    let again = Observed { claim: claim("Bound", &empty), ..observed(&change) };
+    assert_eq!(shown(&again).0, "ImportScheduled");
+    assert_eq!(writes(&decide(&again).unwrap()), ["create pods", "patch datavolumes/status"]);
+    // CDI has filled it.
+    let other = Observed { claim: claim("Bound", &empty), ..observed(&json!({"status": {"phase": "Succeeded"}})) };
+    assert!(decide(&other).unwrap().is_settled());
+}
+
+#[test]
 fn fatal_report_ends_the_import() {
     for (reason, shows) in [(Reason::ChecksumError, "ChecksumError"), (Reason::RefusedImage, "Error")] {
         let pod = pod("Running", &ended(&report(Outcome::Failed, reason, true)), 50);
@@ -312,6 +326,11 @@ fn existing_claim_is_adopted_or_refused() {
         let shows = if adopted { ("Succeeded", "Pending") } else { ("Pending", "ErrResourceExists") };
         assert_eq!((step.phase, step.bound.reason.as_str()), shows, "{metadata} {of}");
     }
+    // Its content stays, also after a crash between the writes.
+    let made_for_none = json!({"metadata": {"annotations": {"cdi.kubevirt.io/createdForDataVolume": null}}});
+    let taken = Observed { claim: claim("Bound", &made_for_none), ..observed(&allowed) };
+    assert_eq!(writes(&decide(&taken).unwrap()), ["patch datavolumes/status"]);
+    assert_eq!(shown(&taken).0, "Succeeded");
     // CDI would keep it from being filled anew, too.
     let bound = Observed { claim: claim("Bound", &populated), ..observed(&none) };
     let patch = patch_of(&decide(&bound).unwrap(), Kind::DataVolume);

@@ -169,7 +169,10 @@ impl From<PersistentVolumeClaim> for CachedClaim {
             populating,
             metadata: ObjectMeta {
                 labels: keep(claim.metadata.labels.as_ref(), &[OWNED_BY]),
-                annotations: keep(claim.metadata.annotations.as_ref(), &[HAND_OVER_TO, annotation::POD_PHASE]),
+                annotations: keep(
+                    claim.metadata.annotations.as_ref(),
+                    &[HAND_OVER_TO, annotation::POD_PHASE, annotation::CREATED_FOR],
+                ),
                 ..slim(claim.metadata)
             },
             has_node,
