@@ -273,7 +273,14 @@ fn fill(observed: &Observed<'_>, temporary: Option<&CachedClaim>, receiver: &Key
         return Ok(Next::work(phase, work));
     }
     let namespace = &observed.source_key.namespace;
-    let spec = PersistentVolumeClaimSpec { data_source, ..observed.spec.clone() };
+    // The author of the DataVolume chooses neither another source nor a volume in this namespace.
+    let spec = PersistentVolumeClaimSpec {
+        data_source,
+        data_source_ref: None,
+        volume_name: None,
+        selector: None,
+        ..observed.spec.clone()
+    };
     let claim = temporary::render(observed.uid(), namespace, receiver, spec);
     Ok(Next::effect(phase, [Effect::create(Kind::Claim, Some(namespace), &claim)?]))
 }
