@@ -241,7 +241,9 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
     if observed.is_begun() && !observed.begins && !clone::drive::is_held(volume) {
         return Ok(Step::default().after(observed.release()));
     }
-    if !observed.is_begun() && observed.annotated(annotation::PRE_POPULATED).is_some() {
+    // One that was copied with the annotations of an import that ran, such as from a backup, is filled.
+    let is_marked = observed.annotated(annotation::PRE_POPULATED).is_some() && observed.annotated(IMPORT).is_none();
+    if is_marked {
         return Ok(Step::show(nothing));
     }
     let source = match source::source(volume) {

@@ -341,6 +341,12 @@ fn existing_claim_is_adopted_or_refused() {
 fn volume_that_others_fill_waits_for_its_claim() {
     let marked = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.prePopulated": "d"}}});
     assert_eq!(writes(&decide(&observed(&marked)).unwrap()), ["patch datavolumes/status"]);
+    let mut copied = marked.clone();
+    copied["metadata"]["annotations"]["ferrovirt.io/import"] = json!("former");
+    assert_eq!(
+        writes(&decide(&observed(&copied)).unwrap())[..2],
+        ["patch datavolumes", "create persistentvolumeclaims"]
+    );
     let deleting = json!({"metadata": {"deletionTimestamp": at(1).to_string()}});
     let step = next(&Observed { claim: claim("Bound", &deleting), ..observed(&begun()) }).unwrap().unwrap();
     assert_eq!(step.shown.unwrap().bound.reason, "ErrResourceMarkedForDeletion");
