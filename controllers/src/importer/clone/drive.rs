@@ -2,7 +2,7 @@
 
 use api::{cdi::DataVolume, constants::finalizer};
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
+use k8s_openapi::{api::core::v1::PersistentVolumeClaimSpec, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use serde_json::json;
 
 use super::{Hold, Next, Observed as View, Work, decide, end, facts::Facts, phase, source};
@@ -121,6 +121,13 @@ fn carry_out(
     if let Some(Hold { reason, message }) = &next.hold {
         shown.bound = Fact::no(reason, message.clone());
     }
+    let makes_temporary = next.effects.iter().any(|effect| matches!(effect, Effect::Create { .. }));
+    if let Some((failure, fact)) = observed.refusal(CLAIM, reason::CLAIM_NOT_VALID).filter(|_| makes_temporary) {
+        shown.bound = fact;
+        if failure.blocks(observed.now) {
+            return Ok(Step::show(shown).wake(failure.remaining(observed.now)));
+        }
+    }
     let writes = !next.effects.is_empty() || next.work != Work::None;
     // Before anything exists that the deletion of the DataVolume would leave behind.
     let finalizer = (is_remote(observed, facts) && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
@@ -190,7 +197,8 @@ fn copy_into(observed: &Observed, facts: &Facts, key: &Key, shown: Shown) -> Res
     let inputs = Inputs {
         volume: &volume,
         claim: temporary,
-        owner: Kind::Claim.owner_reference(&temporary.metadata),
+        // Where the API server asks for it, virt-controller lacks the right to block the deletion of claims.
+        owner: OwnerReference { block_owner_deletion: None, ..Kind::Claim.owner_reference(&temporary.metadata) },
         content: Content::Claim(source),
         image: &observed.image,
         pull_policy: &observed.pull_policy,

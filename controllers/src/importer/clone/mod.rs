@@ -43,6 +43,7 @@ use self::{
 };
 use crate::{
     cache::Key,
+    importer::CLAIM,
     resources::{
         claim_facts::{self, ClaimUsers, ClaimWarning},
         claims::CachedClaim,
@@ -282,7 +283,7 @@ fn fill(observed: &Observed<'_>, temporary: Option<&CachedClaim>, receiver: &Key
         ..observed.spec.clone()
     };
     let claim = temporary::render(observed.uid(), namespace, receiver, spec);
-    Ok(Next::effect(phase, [Effect::create(Kind::Claim, Some(namespace), &claim)?]))
+    Ok(Next::effect(phase, [Effect::create(Kind::Claim, Some(namespace), &claim)?.refused_as(CLAIM)]))
 }
 
 /// The beginning of a clone.
