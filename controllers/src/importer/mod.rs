@@ -329,7 +329,8 @@ fn bound(claim: &CachedClaim, name: &str) -> Fact {
 fn adopt(observed: &Observed, claim: &CachedClaim, shown: Shown) -> Step {
     let name = observed.name();
     let is_populated = claim.populated_for.as_deref() == Some(name);
-    let is_allowed = observed.annotated(annotation::ALLOW_CLAIM_ADOPTION) == Some("true");
+    // A former import has not ended in one that is to be filled yet.
+    let is_allowed = observed.annotated(annotation::ALLOW_CLAIM_ADOPTION) == Some("true") && !claim.populating;
     if owner::controller(&claim.metadata).is_some() || !(is_populated || is_allowed) {
         let text = format!("Resource {name:?} already exists and is not managed by DataVolume");
         return Step::show(Shown { bound: Fact::no(reason::EXISTS, text), has_claim: false, ..shown });

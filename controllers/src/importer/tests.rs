@@ -305,6 +305,8 @@ fn existing_claim_is_adopted_or_refused() {
         json!({"metadata": {"ownerReferences": null, "annotations": {"cdi.kubevirt.io/storage.populatedFor": "d"}}});
     let other =
         json!({"metadata": {"ownerReferences": null, "annotations": {"cdi.kubevirt.io/storage.populatedFor": "e"}}});
+    let half =
+        json!({"metadata": {"ownerReferences": null, "annotations": {"cdi.kubevirt.io/storage.pod.phase": "Running"}}});
     let allowed = json!({"metadata": {"annotations": {"cdi.kubevirt.io/allowClaimAdoption": "true"}}});
     let none = json!({});
     for (metadata, of, adopted) in [
@@ -312,6 +314,7 @@ fn existing_claim_is_adopted_or_refused() {
         (&other, &none, false),
         (&free, &none, false),
         (&free, &allowed, true),
+        (&half, &allowed, false),
         (&foreign, &allowed, false),
     ] {
         let observed = Observed { claim: claim("Pending", metadata), ..observed(of) };
