@@ -1,6 +1,6 @@
 //! The progress of imports: running import pods are asked every two seconds.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
 use importer::task::{PROGRESS_LIMIT, PROGRESS_PATH, PROGRESS_PORT, Progress};
@@ -54,8 +54,8 @@ pub(crate) async fn follow(caches: Arc<Caches>) {
         ticks.tick().await;
         version += 1;
         let pods = caches.import_pods.by(&ImportPodIndex::Running);
-        let running: BTreeSet<Key> = pods.iter().map(|pod| Key::of(&pod.metadata)).collect();
-        for gone in caches.import_progress.keys().iter().filter(|key| !running.contains(key)) {
+        // A program that kubelet starts again belongs to the same pod.
+        for gone in caches.import_progress.keys().iter().filter(|key| caches.import_pods.get(key).is_none()) {
             caches.import_progress.observe_deleted(gone, None);
         }
         let answers = stream::iter(pods).map(answer).buffer_unordered(AT_A_TIME);

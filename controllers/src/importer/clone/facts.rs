@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::{cdi::DataVolume, constants::annotation};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::{source::Source as View, strategy::Class, temporary_claim};
 use crate::{
@@ -160,13 +161,20 @@ pub(in crate::importer) fn watch(caches: &Arc<Caches>, wake: &Wake) {
     });
     let (woken, of) = (wake.clone(), caches.clone());
     caches.import_pods.listen(move |(former, present)| {
-        let pod = present.or(former).map(|pod| &pod.metadata);
-        let claim = pod.and_then(|pod| {
-            let owner = api::owner::controller(pod).filter(|owner| owner.kind == "PersistentVolumeClaim")?;
-            of.claims.get(&Key::new(pod.namespace.clone()?, owner.name.clone()))
-        });
-        woken.keys(claim.and_then(|claim| receiver(&claim)));
+        woken.keys(present.or(former).and_then(|pod| served(&of, pod)));
     });
+    let (woken, of) = (wake.clone(), caches.clone());
+    caches.import_progress.listen(move |(_, present)| {
+        let pod = present.and_then(|progress| of.import_pods.get(&Key::of(&progress.metadata)));
+        woken.keys(pod.and_then(|pod| served(&of, &pod)));
+    });
+}
+
+/// Returns the DataVolume whose temporary claim a pod fills.
+fn served(caches: &Caches, pod: &CachedImportPod) -> Option<Key> {
+    let owner = api::owner::controller_of_kind::<PersistentVolumeClaim>(&pod.metadata)?;
+    let claim = caches.claims.get(&Key::new(pod.metadata.namespace.clone()?, owner.name.clone()))?;
+    receiver(&claim)
 }
 
 /// Returns the DataVolume that a temporary claim serves.
