@@ -241,7 +241,7 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
     if observed.is_begun() && !observed.begins && !clone::drive::is_held(volume) {
         return Ok(Step::default().after(observed.release()));
     }
-    // One that was copied with the annotations of an import that ran, such as from a backup, is filled.
+    // An annotation that was copied together with that of another import, such as from a backup, means nothing.
     let is_marked = observed.annotated(annotation::PRE_POPULATED).is_some() && observed.annotated(IMPORT).is_none();
     if is_marked {
         return Ok(Step::show(nothing));
@@ -311,6 +311,8 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         "Bound" => import::step(observed, claim, &source, shown)?,
         _ if is_late && observed.is_immediate() => import::step(observed, claim, &source, shown)?,
         _ if is_late => Step::show(Shown { phase: phase::FIRST_CONSUMER, ..shown }),
+        // Its class may be one that waits for a pod.
+        _ if observed.class.is_none() => Step::show(shown).wake(RETRY),
         _ => Step::show(shown),
     };
     Ok(Step { before: begin.into_iter().chain(step.before).collect(), ..step })
@@ -329,7 +331,7 @@ fn bound(claim: &CachedClaim, name: &str) -> Fact {
 fn adopt(observed: &Observed, claim: &CachedClaim, shown: Shown) -> Step {
     let name = observed.name();
     let is_populated = claim.populated_for.as_deref() == Some(name);
-    // A former import has not ended in one that is to be filled yet.
+    // One that an import has not filled holds a part of an image at best.
     let is_allowed = observed.annotated(annotation::ALLOW_CLAIM_ADOPTION) == Some("true") && !claim.populating;
     if owner::controller(&claim.metadata).is_some() || !(is_populated || is_allowed) {
         let text = format!("Resource {name:?} already exists and is not managed by DataVolume");

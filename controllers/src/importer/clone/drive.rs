@@ -9,7 +9,7 @@ use super::{Hold, Next, Observed as View, Work, decide, end, facts::Facts, phase
 use crate::{
     cache::Key,
     importer::{
-        CLAIM, Observed, Step, claim, import,
+        CLAIM, Observed, RETRY, Step, claim, import,
         pod::{Content, Inputs},
         status::{Fact, Shown, reason},
     },
@@ -33,7 +33,8 @@ pub(in crate::importer) fn step(
     let is_empty = |claim: &CachedClaim| claim.data_source.is_none() && claim.volume.is_none();
     if target.filter(|claim| claim.phase == "Pending").is_some_and(|claim| is_empty(claim)) && !is_first {
         let phase = if is_late { phase::FIRST_CONSUMER } else { shown.phase };
-        return Ok(Step::show(Shown { phase, ..shown }));
+        let step = Step::show(Shown { phase, ..shown });
+        return Ok(if observed.class.is_none() { step.wake(RETRY) } else { step });
     }
     let source = facts.view();
     // Once the volume exists its size counts, and the source may be gone.
@@ -47,9 +48,7 @@ pub(in crate::importer) fn step(
         Err(_) if facts.is_missing() || !is_permitted(observed, facts) => PersistentVolumeClaimSpec::default(),
         Err(text) => {
             let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
-            return Ok(
-                Step::show(Shown { phase: phase::SCHEDULED, bound, ..shown }).wake(std::time::Duration::from_secs(30))
-            );
+            return Ok(Step::show(Shown { phase: phase::SCHEDULED, bound, ..shown }).wake(RETRY));
         }
     };
     let next = decide(&view(observed, facts, &spec, target))?;
