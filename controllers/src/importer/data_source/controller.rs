@@ -37,13 +37,22 @@ fn target(caches: &Caches, own: &DataSource, source: &DataSourceSource) -> Targe
         let key = named(own, &pvc.namespace, &pvc.name);
         return Target::Claim(caches.claims.get(&key), caches.data_volumes.get(&key));
     }
+    if let Some(snapshot) = &source.snapshot {
+        return Target::Snapshot(caches.snapshots.get(&named(own, &snapshot.namespace, &snapshot.name)));
+    }
     Target::None(Fact::no("NoSource", "No source PVC set"))
 }
 
 impl Controller for DataSources {
     const NAME: &'static str = "datasource";
-    const NEEDS: Needs =
-        needs(&[Resource::DataSources, Resource::DataVolumes, Resource::Claims, Resource::Cdis, Resource::Namespaces]);
+    const NEEDS: Needs = needs(&[
+        Resource::DataSources,
+        Resource::DataVolumes,
+        Resource::Claims,
+        Resource::Snapshots,
+        Resource::Cdis,
+        Resource::Namespaces,
+    ]);
     type Caches = Caches;
     type Observed = Observed;
 
@@ -58,7 +67,7 @@ impl Controller for DataSources {
                 woken.key(key);
             }
         });
-        let (of_claim, of_volume) = (wake_by.clone(), wake_by.clone());
+        let (of_claim, of_volume, of_snapshot) = (wake_by.clone(), wake_by.clone(), wake_by.clone());
         caches.claims.listen(move |(former, present)| {
             let Some(claim) = present.or(former) else { return };
             of_claim(&DataSourceIndex::Claim(Key::of(&claim.metadata)));
@@ -66,6 +75,10 @@ impl Controller for DataSources {
         caches.data_volumes.listen(move |(former, present)| {
             let Some(volume) = present.or(former) else { return };
             of_volume(&DataSourceIndex::Claim(Key::of(&volume.metadata)));
+        });
+        caches.snapshots.listen(move |(former, present)| {
+            let Some(snapshot) = present.or(former) else { return };
+            of_snapshot(&DataSourceIndex::Snapshot(Key::of(&snapshot.metadata)));
         });
         caches.data_sources.listen(move |(former, present)| {
             let Some(source) = present.or(former) else { return };

@@ -17,15 +17,23 @@ pub(crate) use self::controller::DataSources;
 use super::status::{self, Fact};
 use crate::{
     cache::Key,
-    resources::claims::{CachedClaim, is_inference},
+    resources::{
+        claims::{CachedClaim, is_inference},
+        snapshots::CachedSnapshot,
+    },
     runtime::{Decision, Effect, Kind},
 };
+
+/// Message of condition Ready.
+const READY: &str = "DataSource is ready to be consumed";
 
 /// The object that a DataSource names in the end.
 #[derive(Clone, Debug)]
 enum Target {
     /// A claim, and the DataVolume of its name.
     Claim(Option<Arc<CachedClaim>>, Option<Arc<DataVolume>>),
+    /// A snapshot.
+    Snapshot(Option<Arc<CachedSnapshot>>),
     /// None, for this reason.
     None(Fact),
 }
@@ -70,6 +78,9 @@ fn resolve(own: &DataSource, other: impl Fn(&Key) -> Option<Arc<DataSource>>) ->
 fn ready(target: &Target) -> Fact {
     let (claim, volume) = match target {
         Target::None(fact) => return fact.clone(),
+        Target::Snapshot(None) => return Fact::no("NotFound", "Snapshot not found"),
+        Target::Snapshot(Some(snapshot)) if snapshot.ready => return Fact::yes("Ready", READY),
+        Target::Snapshot(Some(_)) => return Fact::no("SnapshotNotReady", "Snapshot is not ready to use"),
         Target::Claim(claim, volume) => (claim, volume),
     };
     // A DataVolume that waits for its first consumer has a claim that cannot be cloned yet.
@@ -81,7 +92,7 @@ fn ready(target: &Target) -> Fact {
     }
     match claim {
         None => Fact::no("NotFound", "PVC not found"),
-        Some(_) => Fact::yes("Ready", "DataSource is ready to be consumed"),
+        Some(_) => Fact::yes("Ready", READY),
     }
 }
 
@@ -180,6 +191,15 @@ mod tests {
         ] {
             let fact = ready(&Target::Claim(claim, volume));
             assert_eq!((fact.reason.as_str(), fact.message.as_str()), (reason, message));
+        }
+    }
+
+    #[test]
+    fn snapshot_is_ready_once_it_can_be_used() {
+        let snapshot = |ready| Some(Arc::new(CachedSnapshot { ready, ..CachedSnapshot::default() }));
+        for (snapshot, reason) in [(None, "NotFound"), (snapshot(false), "SnapshotNotReady"), (snapshot(true), "Ready")]
+        {
+            assert_eq!(ready(&Target::Snapshot(snapshot)).reason, reason);
         }
     }
 
