@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstanceReplicaSet,
+    cdi::DataVolume,
     constants::{annotation, component, finalizer, label},
     tls, webhook_path,
 };
@@ -45,6 +46,7 @@ pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
     release::<VirtualMachine>(&client).await?;
     release::<VirtualMachineInstanceReplicaSet>(&client).await?;
     release::<VirtualMachineInstanceMigration>(&client).await?;
+    release::<DataVolume>(&client).await?;
     release::<KubeVirt>(&client).await?;
     clean_nodes(&client).await?;
     if delete_definitions { definitions::delete_definitions(&client).await } else { Ok(()) }
