@@ -210,6 +210,15 @@ fn pods_are_listed_right_before_the_clone_begins() {
 }
 
 #[test]
+fn snapshot_of_another_namespace_needs_a_class_that_binds_at_once() {
+    for (namespace, late, refused) in [("golden", true, true), ("golden", false, false), ("user", true, false)] {
+        let snapshot = CachedSnapshot { ready: true, restore_size: Some(1), ..CachedSnapshot::default() };
+        let next = world(namespace).with(|w| (w.snapshot, w.class.is_late) = (Some(Some(snapshot)), late)).decide();
+        assert_eq!(reason(&next), refused.then_some("CloneValidationFailed"), "{namespace} {late}");
+    }
+}
+
+#[test]
 fn clone_from_another_namespace_needs_the_mark() {
     let next = world("golden").with(|w| (w.is_permitted, w.source) = (false, None)).decide();
     // The state of the source is not revealed.
