@@ -1,7 +1,7 @@
 //! The disk that an import writes.
 //!
 //! ```text
-//! file:   remove .disk.img.part ─▶ create it ─▶ write ─▶ fsync ─▶ rename to disk.img ─▶ fsync of the folder
+//! file:   remove disk.img and .disk.img.part ─▶ create the latter ─▶ write ─▶ fsync ─▶ rename to disk.img ─▶ fsync of the folder
 //! device: zero all of it ─▶ fsync ─▶ write from 1 MiB on ─▶ fsync ─▶ write the first MiB ─▶ fsync
 //! ```
 //!
@@ -62,9 +62,17 @@ enum Kind {
 
 /// Removes an incomplete disk of an earlier attempt.
 pub(crate) fn remove_incomplete(data: &Path) -> Result<(), ImportError> {
-    let part = data.join(PART);
-    match fs::remove_file(&part) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).at("remove the incomplete disk", part),
+    remove(data.join(PART), "remove the incomplete disk")
+}
+
+/// Removes the disk of an attempt whose success nobody has seen. The new one needs its space.
+pub(crate) fn remove_former(data: &Path) -> Result<(), ImportError> {
+    remove(data.join(DISK_FILE), "remove the former disk")
+}
+
+fn remove(path: PathBuf, attempt: &'static str) -> Result<(), ImportError> {
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).at(attempt, path),
         _ => Ok(()),
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     archive,
     checksum::{Checked, Checksum},
     compression::{Compression, Stream, read_prefix},
-    disk::{Disk, capacity, open_file, remove_incomplete},
+    disk::{Disk, capacity, open_file, remove_former, remove_incomplete},
     error::{At, ImportError},
     format::{self, Format, FormatError, ReadAt},
     http::{Client, download},
@@ -52,6 +52,8 @@ pub async fn import(task: Task, places: Places, meter: Arc<Meter>) -> Result<u64
         let work = tokio::task::spawn_blocking(move || {
             let data = (task.target == Target::Filesystem).then(|| import.places.data.clone());
             data.as_deref().map_or(Ok(()), remove_incomplete)?;
+            let disk = data.as_deref().filter(|_| task.content_type == ContentType::Kubevirt);
+            disk.map_or(Ok(()), remove_former)?;
             let result = match http {
                 Some((body, length, url)) => import.fill_from_download(&task, body, length, &url),
                 None => import.fill(&task),
