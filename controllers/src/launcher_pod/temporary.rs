@@ -6,7 +6,7 @@
 use api::constants::{annotation, component};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{Inputs, RenderError, render};
+use super::{Inputs, RenderError, metadata::ISTIO_INJECT, render};
 use crate::resources::pods::BIND_CLAIMS;
 
 /// Renders the pod.
@@ -14,6 +14,12 @@ pub(crate) fn render_temporary(inputs: &Inputs<'_>) -> Result<Pod, RenderError> 
     let mut pod = render(inputs)?;
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::EPHEMERAL_PROVISIONING.to_owned(), "true".to_owned());
+    // A proxy would not end, and needs a token.
+    for marks in [&mut pod.metadata.labels, &mut pod.metadata.annotations].into_iter().flatten() {
+        if let Some(inject) = marks.get_mut(ISTIO_INJECT) {
+            "false".clone_into(inject);
+        }
+    }
     let Some(spec) = &mut pod.spec else { return Ok(pod) };
     spec.automount_service_account_token = Some(false);
     spec.volumes.get_or_insert_default().retain(|volume| volume.persistent_volume_claim.is_some());

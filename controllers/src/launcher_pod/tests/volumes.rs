@@ -174,3 +174,23 @@ fn temporary_pod_is_scheduled_as_the_launcher_and_mounts_nothing() {
         assert!(!launcher[none].is_null() && temporary[none].is_null(), "{none}");
     }
 }
+
+#[test]
+fn temporary_pod_has_no_proxy() {
+    let mut vmi = vmi(small());
+    let annotations = vmi.metadata.annotations.get_or_insert_default();
+    annotations.insert("sidecar.istio.io/inject".to_owned(), "true".to_owned());
+    let (config, claims) = (ClusterConfig::default(), claims());
+    let inputs = Inputs {
+        instance: &vmi,
+        config: &config,
+        launcher_image: "launcher:1",
+        claims: &claims,
+        limits: NamespaceLimits::default(),
+        definitions: None,
+    };
+    let metadata = render_temporary(&inputs).unwrap().metadata;
+    for marks in [metadata.labels, metadata.annotations] {
+        assert_eq!(marks.unwrap()["sidecar.istio.io/inject"], "false");
+    }
+}
