@@ -9,7 +9,7 @@
 //! ```
 //! The temporary pod is created while every other claim is ready, so that the scheduler takes all of them into account.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use api::{
     Condition, DataVolumePhase, VirtualMachineInstance, VmiPhase,
@@ -18,6 +18,7 @@ use api::{
     constants::{condition, event, reason},
     hotplug::is_hotplugged,
 };
+use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Observed;
@@ -30,6 +31,9 @@ use crate::{
     },
     runtime::{Decision, Effect, Event, Kind},
 };
+
+/// Least age of a temporary pod that has ended when it is replaced.
+const REPLACEMENT_AGE: SignedDuration = SignedDuration::from_secs(30);
 
 /// The state of the claims that the launcher pod mounts: that of the least ready one.
 #[derive(Clone, Copy, Debug)]
@@ -102,10 +106,19 @@ pub(super) fn failed_pod(observed: &Observed) -> Option<&CachedPod> {
 
 /// Deletes the temporary pods that the VMI does not need. Nothing runs in them and nothing is mounted.
 pub(super) fn delete_pods(observed: &Observed, decision: &mut Decision) {
-    if observed.temporary.is_empty() || needs_pod(observed) {
+    if observed.temporary.is_empty() {
         return;
     }
+    let is_needed = needs_pod(observed);
     for pod in observed.temporary.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        // One that has ended does not bind a claim that was made again.
+        if is_needed && pod.phase != "Succeeded" {
+            continue;
+        }
+        if let Some(left) = replacement_wait(observed, pod).filter(|_| is_needed) {
+            decision.wake(left);
+            continue;
+        }
         let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
         if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
             decision.wake(failure.remaining(observed.now));
@@ -124,6 +137,13 @@ pub(super) fn delete_pods(observed: &Observed, decision: &mut Decision) {
             )),
         );
     }
+}
+
+/// Returns the time until a temporary pod that has ended is old enough to be replaced.
+fn replacement_wait(observed: &Observed, pod: &CachedPod) -> Option<Duration> {
+    let created = pod.metadata.creation_timestamp.as_ref()?.0;
+    let left = REPLACEMENT_AGE.checked_sub(observed.now.duration_since(created))?;
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 /// Returns the event of a VMI that fails because a DataVolume has.

@@ -175,6 +175,15 @@ fn temporary_pod_shows_that_it_cannot_be_scheduled_and_its_failure_ends_the_vmi(
     let decision = with("Pending", json!({"phase": "Failed", "reason": "Evicted"}));
     let status = status_of(&decision);
     assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
+    // The claim was deleted and made again since the pod has ended.
+    let ended = |created: &str| {
+        let observed = with_phases(&instance, &[("a", "Pending", "WaitForFirstConsumer")]);
+        let pod = temporary(&json!({"metadata": {"creationTimestamp": created}, "status": {"phase": "Succeeded"}}));
+        decide(&Observed { temporary: vec![pod], ..observed }).unwrap()
+    };
+    assert_eq!(effects(&ended("2029-12-31T23:00:00Z")), ["delete"]);
+    let young = ended(&now().to_string());
+    assert_eq!((effects(&young), young.wake_after), (vec![], Some(std::time::Duration::from_secs(30))));
     // The claim was bound before.
     let decision = with("Bound", json!({"phase": "Failed"}));
     assert_eq!(effects(&decision), ["delete"]);
