@@ -118,7 +118,7 @@ impl CachedClaim {
     #[must_use]
     pub(crate) fn is_equivalent(&self, other: &Self) -> bool {
         let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
-        facts(self) == facts(other)
+        facts(self) == facts(other) && self.data_volume() == other.data_volume()
     }
 }
 

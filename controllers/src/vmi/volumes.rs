@@ -114,6 +114,11 @@ mod tests {
         let before = view(json!({}));
         for (changes, same) in [
             (json!({"metadata": {"resourceVersion": "7", "labels": {"team": "blue"}}}), true),
+            (
+                json!({"metadata": {"ownerReferences": [{"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+                "name": "c", "uid": "u", "controller": true}]}}),
+                false,
+            ),
             (json!({"status": {"phase": "Lost"}}), false),
             (json!({"spec": {"resources": {"requests": {"storage": "3Gi"}}}}), false),
             (json!({"status": {"capacity": {"storage": "3Gi"}}}), false),
