@@ -147,6 +147,13 @@ impl Transfer {
                 () => Ok(answer),
             };
         }
+        // Not every server heeds If-Range.
+        let now = Facts::of(&answer);
+        let tags = now.tag.as_ref().zip(self.facts.tag.as_ref());
+        let times = now.modified.as_ref().zip(self.facts.modified.as_ref());
+        if [tags, times].into_iter().flatten().any(|(now, former)| now != former) {
+            return changed("the file has changed");
+        }
         let range = answer.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok()).and_then(parse_range);
         match range {
             Some((from, length)) if from == self.offset && (length.is_none() || length == self.facts.length) => {
