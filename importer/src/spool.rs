@@ -30,6 +30,8 @@ struct State {
     written: u64,
     /// Nothing more is written.
     ended: bool,
+    /// The end is missing.
+    failed: bool,
 }
 
 impl Spool {
@@ -47,7 +49,7 @@ impl Spool {
     /// Writes a stream to its end, or up to a limit that no accepted image exceeds.
     pub(crate) fn fill(&self, stream: &mut dyn Read, limit: u64, meter: &Meter) -> Result<u64, ImportError> {
         let result = self.fill_until_end(stream, limit, meter);
-        self.update(|state| state.ended = true);
+        self.update(|state| (state.ended, state.failed) = (true, result.is_err()));
         result
     }
 
@@ -86,7 +88,29 @@ impl ReadAt for Spool {
         let end = offset.saturating_add(buffer.len() as u64);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = |state: &mut State| state.written < end && !state.ended;
-        drop(self.changed.wait_while(state, missing).unwrap_or_else(PoisonError::into_inner));
+        let state = self.changed.wait_while(state, missing).unwrap_or_else(PoisonError::into_inner);
+        // Not the end of the image, which would be taken for a damaged one.
+        if state.failed && state.written < end {
+            return Err(io::Error::other("the download has failed"));
+        }
+        drop(state);
         ReadAt::read_at(&self.file, offset, buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_not_the_end_of_the_image() {
+        let scratch = std::env::temp_dir().join(format!("importer-spool-{}", std::process::id()));
+        fs::create_dir_all(&scratch).unwrap();
+        for (limit, expected) in [(10, Some(3)), (2, None)] {
+            let spool = Spool::create(&scratch).unwrap();
+            assert_eq!(spool.fill(&mut &b"abc"[..], limit, &Meter::default()).is_ok(), expected.is_some());
+            assert_eq!(spool.read_at(0, &mut [0; 5]).ok(), expected);
+        }
+        fs::remove_dir_all(&scratch).unwrap();
     }
 }
