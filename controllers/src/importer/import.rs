@@ -154,6 +154,10 @@ fn running(pod: &CachedImportPod, content: &Content<'_>) -> Fact {
         return Fact::no(reason::IMAGE_PULL, pull_failure(message, content));
     }
     if let Some(last) = &pod.last {
+        // The phase of the pod follows.
+        if last.code == 0 {
+            return Fact::no(reason::COMPLETED, "Import Complete");
+        }
         let unknown = || format!("the import pod ended with code {} ({})", last.code, last.reason);
         let text = last.report.as_ref().map(|report| report.message.clone()).filter(|text| !text.is_empty());
         return Fact::no(reason::ERROR, text.unwrap_or_else(unknown));
