@@ -31,7 +31,7 @@ pub(in crate::importer) fn step(
     // The pod that copies is the first consumer.
     let is_first = is_late && observed.is_immediate();
     let is_empty = |claim: &CachedClaim| claim.data_source.is_none() && claim.volume.is_none();
-    if target.filter(|claim| claim.phase == "Pending").is_some_and(|claim| is_empty(claim)) && !is_first {
+    if target.filter(|claim| claim.phase == "Pending").is_some_and(is_empty) && !is_first {
         let phase = if is_late { phase::FIRST_CONSUMER } else { shown.phase };
         let step = Step::show(Shown { phase, ..shown });
         return Ok(if observed.class.is_none() { step.wake(RETRY) } else { step });

@@ -150,7 +150,7 @@ fn controller(world: &Cluster, seen: &Cluster) -> Option<Cluster> {
                 return None;
             }
             let is_temporary = step == Step::Fill;
-            let number = world.made + u8::from((world.made % 2 == 0) != is_temporary);
+            let number = world.made + u8::from(world.made.is_multiple_of(2) != is_temporary);
             *claim = Some(Claim { number, bound: is_temporary, deleting: false });
             if is_temporary {
                 let policy = CLASS_POLICY.to_owned();
