@@ -28,6 +28,7 @@ const GENERATED_ROOTS: &[&str] = &["protocol"];
 
 /// Files that consist of tables.
 const TABLES: &[&str] = &[
+    "api/src/constants.rs",
     "api/tests/definitions.rs",
     "controllers/src/vm/tests/changes.rs",
     "e2e/tests/tests/e2e/controller_rights.rs",

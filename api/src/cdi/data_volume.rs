@@ -10,7 +10,11 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{annotation::PERMITTED_CLONE, status::DataVolumeStatus};
+use super::{
+    annotation::PERMITTED_CLONE,
+    status::{DataVolumeCondition, DataVolumeStatus},
+};
+use crate::DataVolumePhase;
 
 /// A DataVolume to create.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -358,6 +362,16 @@ impl DataVolumeImportSource {
 }
 
 impl DataVolume {
+    /// Returns the phase; it is empty before anybody has looked at the DataVolume.
+    pub fn phase(&self) -> DataVolumePhase {
+        self.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default()
+    }
+
+    /// Returns the condition of a type, if present.
+    pub fn condition(&self, type_: &str) -> Option<&DataVolumeCondition> {
+        self.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == type_)
+    }
+
     /// Returns true if virt-api found at the creation that the creator may clone this source.
     pub fn permits_clone(&self) -> bool {
         let path = self.spec.source.as_ref().and_then(DataVolumeImportSource::clone_path);

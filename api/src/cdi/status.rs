@@ -49,15 +49,3 @@ pub struct DataVolumeCondition {
     #[serde(rename = "type")]
     pub type_: String,
 }
-
-impl super::DataVolume {
-    /// Returns the phase; it is empty before anybody has looked at the DataVolume.
-    pub fn phase(&self) -> DataVolumePhase {
-        self.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default()
-    }
-
-    /// Returns the condition of a type, if present.
-    pub fn condition(&self, type_: &str) -> Option<&DataVolumeCondition> {
-        self.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == type_)
-    }
-}

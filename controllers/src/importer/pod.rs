@@ -277,7 +277,8 @@ fn task(inputs: &Inputs<'_>) -> Result<String, String> {
         target: if inputs.claim.block { Target::Block } else { Target::Filesystem },
         size: size.filter(|_| !is_archive).and_then(|size| u64::try_from(size).ok()),
         preallocation: spec.preallocation.unwrap_or_default(),
-        overhead_free: None,
+        // Storage that keeps several claims in one file system shows the free space of all.
+        overhead_free: requested.filter(|_| !inputs.claim.block).and_then(|size| u64::try_from(size).ok()),
     };
     let text = serde_json::to_string(&task).map_err(|error| format!("the task cannot be written: {error}"))?;
     if text.len() > TASK_LIMIT {

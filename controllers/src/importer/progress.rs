@@ -12,10 +12,10 @@ use tokio::{
 };
 
 use crate::{
-    cache::{Cached, Key},
+    cache::Key,
     resources::{
         Caches,
-        import_pods::{CachedImportPod, ImportPodIndex},
+        import_pods::{CachedImportPod, ImportPodIndex, ImportProgress},
     },
 };
 
@@ -27,23 +27,6 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const AT_A_TIME: usize = 16;
 /// Longest header of an answer.
 const HEADER_LIMIT: usize = 1024;
-
-/// Progress of an import pod.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ImportProgress {
-    /// Name, namespace and UID of the pod.
-    pub metadata: ObjectMeta,
-    /// Share that is done, in percent.
-    pub percent: f64,
-}
-
-impl Cached for ImportProgress {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
 
 /// Asks running import pods for ever. A pod that does not answer keeps its last progress.
 pub(crate) async fn follow(caches: Arc<Caches>) {

@@ -108,6 +108,23 @@ impl Cached for CachedImportPod {
     }
 }
 
+/// Progress of an import pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct ImportProgress {
+    /// Name, namespace and UID of the pod.
+    pub metadata: ObjectMeta,
+    /// Share that is done, in percent.
+    pub percent: f64,
+}
+
+impl Cached for ImportProgress {
+    type Index = ();
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+}
+
 impl Declaration for CachedImportPod {
     type Wire = Pod;
     type Kept = Self;

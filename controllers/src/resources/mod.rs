@@ -66,6 +66,7 @@ use self::{
     csi_drivers::CachedCsiDriver,
     declaration::Declaration,
     import_pods::CachedImportPod,
+    import_pods::ImportProgress,
     instancetype_revisions::InstancetypeRevision,
     instancetypes::CachedInstancetype,
     namespaces::CachedNamespace,
@@ -83,7 +84,6 @@ use self::{
 };
 use crate::{
     cache::{Cache, Key},
-    importer::progress::ImportProgress,
     runtime::Needs,
 };
 

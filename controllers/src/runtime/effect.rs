@@ -404,11 +404,8 @@ impl Effect {
             | Self::Patch { options, .. }
             | Self::Delete { options, .. }
             | Self::Evict { options, .. } => Some(options),
-            Self::Restore { .. }
-            | Self::ReadWarnings { .. }
-            | Self::ReadUsers { .. }
-            | Self::ReadClaimWarning { .. }
-            | Self::Event(_) => None,
+            // Reads, restored pods and events.
+            _ => None,
         }
     }
 

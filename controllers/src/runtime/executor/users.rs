@@ -2,7 +2,10 @@
 
 use api::{VirtualMachineInstance, owner};
 use k8s_openapi::api::core::v1::{Container, Pod};
-use kube::api::{ListParams, ObjectList};
+use kube::{
+    api::{ListParams, ObjectList},
+    core::Request,
+};
 
 use super::{
     Executor, Kind,
@@ -29,8 +32,7 @@ impl Executor {
         let mut parameters = ListParams::default().limit(PAGE);
         let mut users = Vec::new();
         loop {
-            let request = self
-                .request(Kind::Pod, Some(namespace))
+            let request = Request::new(Kind::Pod.path(Some(namespace)))
                 .list(&parameters)
                 .map_err(|error| WriteError::Refused(error.to_string()))?;
             let page: ObjectList<Pod> = self.client.request(request).await.map_err(|error| classify(&error, true))?;

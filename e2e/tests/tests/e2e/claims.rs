@@ -167,6 +167,9 @@ async fn of_host_path(s: &Story, storage: &Storage) -> Result<()> {
 
 /// A pod of root writes an image into a claim of a driver with fsGroupPolicy File.
 async fn of_driver(s: &Story) -> Result<()> {
+    // The writer is root.
+    let label = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}});
+    s.cluster_api("Namespace").patch(&s.namespace, &PatchParams::default(), &Patch::Merge(label)).await?;
     s.apply(&format!(
         "
 apiVersion: v1
@@ -194,5 +197,6 @@ spec:
     ))
     .await?;
     s.wait("Pod", "writer", "write the image", MINUTES, |pod| pod["status"]["phase"] == "Succeeded").await?;
+    s.delete("Pod", "writer").await?;
     read_in_guest(s, "driver", "bus: virtio").await
 }

@@ -154,14 +154,15 @@ fn vm_clones_a_data_source_of_another_namespace_when_its_account_has_the_right()
 async fn right(s: &Story, other: &Story) -> Result<()> {
     let fields = format!("{}, storage: {}", http("disk.qcow2", ""), storage("csi", "Block", 16));
     s.apply(&data_volume("golden", &fields)).await?;
-    s.apply(
+    s.apply(&format!(
         "
 apiVersion: cdi.kubevirt.io/v1beta1
 kind: DataSource
-metadata: {name: image}
-spec: {source: {pvc: {name: golden}}}
+metadata: {{name: image}}
+spec: {{source: {{pvc: {{namespace: {}, name: golden}}}}}}
 ",
-    )
+        s.namespace
+    ))
     .await?;
     let is_ready = |source: &Value| condition(source, "Ready")["status"] == "True";
     s.wait("DataSource", "image", "be ready", MINUTES, is_ready).await?;

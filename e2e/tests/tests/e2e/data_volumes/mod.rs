@@ -194,8 +194,8 @@ pub(crate) async fn server(s: &Story) -> Result<()> {
     let mut serves = container("server", "toolbox", &["sh", "-ec", pack]);
     serves["readinessProbe"] = json!({"tcpSocket": {"port": 8080}, "periodSeconds": 1});
     let packed = json!({
-        "disk.raw.xz": BASE64_STANDARD.encode(include_bytes!("disk.xz")),
-        "disk.raw.zst": BASE64_STANDARD.encode(include_bytes!("disk.zst")),
+        "disk.raw.xz": BASE64_STANDARD.encode(include_bytes!("../../../data/disk.xz")),
+        "disk.raw.zst": BASE64_STANDARD.encode(include_bytes!("../../../data/disk.zst")),
     });
     let metadata = json!({"name": "images", "labels": {"app": "images"}});
     let pod = json!({

@@ -194,6 +194,7 @@ spec:
     )
     .await?;
     s.wait("Pod", "writer", "write", MINUTES, |pod| pod["status"]["phase"] == "Succeeded").await?;
+    s.delete("Pod", "writer").await?;
     let before = s.get("PersistentVolumeClaim", "old-root").await?;
     let fields = format!("source: {{{TINY}}}, storage: {}", storage("csi", "Filesystem", TINY_SIZE));
     s.apply(&kernel_vm("old", "Always", &fields)).await?;
