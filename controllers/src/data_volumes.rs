@@ -84,11 +84,9 @@ fn condition<'a>(volume: &'a DataVolume, type_: &str) -> Option<(&'a str, &'a st
 
 /// Returns true if both versions of a DataVolume are the same but for progress, which changes every other second.
 pub(crate) fn is_equivalent(left: &DataVolume, right: &DataVolume) -> bool {
-    fn facts(volume: &DataVolume) -> (Option<&str>, DataVolumePhase, [Option<(&str, &str)>; 3]) {
-        let conditions = ["Ready", "Bound", "Running"].map(|type_| condition(volume, type_));
-        (volume.metadata.uid.as_deref(), volume.phase(), conditions)
-    }
-    facts(left) == facts(right)
+    ["Ready", "Bound", "Running"].iter().all(|type_| condition(left, type_) == condition(right, type_))
+        && left.metadata.uid == right.metadata.uid
+        && left.phase() == right.phase()
 }
 
 /// Returns the words for a DataVolume that is not ready: its phase, and the reason if it shows one.
