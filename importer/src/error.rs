@@ -77,7 +77,7 @@ pub enum ImportError {
     /// A call of the operating system failed.
     #[error("cannot {attempt} {path}: {source}")]
     Io {
-        /// What was attempted.
+        /// The step that was attempted.
         attempt: &'static str,
         /// On which file.
         path: PathBuf,

@@ -64,7 +64,7 @@ fn complete(
     if storage.access_modes.is_empty() && class.is_none() {
         return Err("PVC spec is missing accessMode and no storageClass to choose profile".to_owned());
     }
-    // What every class can provide. Without the StorageProfiles of CDI nothing says more.
+    // Modes that every class can provide. Without the StorageProfiles of CDI nothing says more.
     let modes =
         if storage.access_modes.is_empty() { vec!["ReadWriteOnce".to_owned()] } else { storage.access_modes.clone() };
     let mode = storage.volume_mode.clone().unwrap_or_else(|| "Filesystem".to_owned());

@@ -138,7 +138,7 @@ fn importer_steps_back_beside_cdi() {
         patch_of(&decision, Kind::DataVolume)["metadata"]["annotations"],
         json!({"ferrovirt.io/import": null, "cdi.kubevirt.io/storage.prePopulated": null})
     );
-    // What runs is finished.
+    // Imports that run are finished.
     let runs = Observed { claim: claim("Bound", &json!({})), ..beside(&begun()) };
     assert_eq!(writes(&decide(&runs).unwrap()), ["create pods", "patch datavolumes/status"]);
     let foreign = Observed { claim: claim("Bound", &json!({})), ..beside(&json!({})) };

@@ -1,6 +1,6 @@
 //! DataVolumes: completion, rules, and the right to clone, where the importer carries them out.
 //!
-//! Where CDI is installed its own webhooks decide. Then nothing is refused here, and only a forged mark is removed.
+//! If CDI is installed its own webhooks decide. Then nothing is refused here, and only a forged mark is removed.
 //!
 //! ```text
 //! sourceRef ── DataSource ──> source ── of another namespace ──> SubjectAccessReview ──> mark, or denial

@@ -196,7 +196,7 @@ fn copy_into(observed: &Observed, facts: &Facts, key: &Key, shown: Shown) -> Res
     let inputs = Inputs {
         volume: &volume,
         claim: temporary,
-        // Where the API server asks for it, virt-controller lacks the right to block the deletion of claims.
+        // An API server may ask for a right to block the deletion of claims, which virt-controller lacks.
         owner: OwnerReference { block_owner_deletion: None, ..Kind::Claim.owner_reference(&temporary.metadata) },
         content: Content::Claim(source),
         image: &observed.image,

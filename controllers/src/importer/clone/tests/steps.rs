@@ -352,7 +352,7 @@ fn temporary_claim_is_made_filled_and_handed_over() {
         assert_eq!(object["metadata"]["annotations"], json!({"ferrovirt.io/hand-over-to": "user/root"}));
         assert_eq!(object["spec"]["dataSource"], source);
     }
-    // What names another source or a volume.
+    // Fields that name another source or a volume.
     let named = json!({"dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "other"}, "volumeName": "pv", "selector": {}});
     let named: PersistentVolumeClaimSpec = serde_json::from_value(named).unwrap();
     let next = world("golden").recorded("copy").with(|w| w.spec = named).decide();

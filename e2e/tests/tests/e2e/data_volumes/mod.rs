@@ -242,7 +242,7 @@ fn user_107() -> Value {
         "seccompProfile": {"type": "RuntimeDefault"}})
 }
 
-/// What a claim contains.
+/// Content of a claim.
 #[derive(Debug)]
 pub(crate) struct Content {
     /// SHA-256 of the first [`SIZE`] bytes.
