@@ -394,14 +394,18 @@ mod tests {
         let pid = Pid::from_raw(i32::try_from(asleep.id()).unwrap());
         asleep.stdin.as_mut().unwrap().write_all(b"x").unwrap();
         asleep.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        // On a busy host it may wait for a page before it waits for input.
-        let mut asleep_for = 0;
-        while asleep_for < 10 {
-            asleep_for = if running(pid).iter().any(|(thread, _)| *thread == pid) { 0 } else { asleep_for + 1 };
-            thread::sleep(INTERVAL);
-        }
+        // On a busy host it may wait for a page or a processor, also after it was stopped, before it waits for input.
+        let fall_asleep = || {
+            let mut asleep_for = 0;
+            while asleep_for < 10 {
+                asleep_for = if running(pid).iter().any(|(thread, _)| *thread == pid) { 0 } else { asleep_for + 1 };
+                thread::sleep(INTERVAL);
+            }
+        };
+        fall_asleep();
         let mut sampler = Sampler::new(pid).unwrap();
         for _ in 0..5 {
+            fall_asleep();
             sampler.sample();
         }
         let profile = sampler.profile();
