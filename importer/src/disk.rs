@@ -149,7 +149,7 @@ impl Disk {
     }
 
     /// Sets the size of a disk file before it is written. Rejects a disk that the claim cannot hold.
-    pub(crate) fn reserve(&mut self, size: u64) -> Result<(), ImportError> {
+    pub(crate) fn reserve(&mut self, size: u64, meter: &Meter) -> Result<(), ImportError> {
         if size > self.capacity {
             return Err(ImportError::TooSmall { needed: size, available: self.capacity });
         }
@@ -157,19 +157,40 @@ impl Disk {
         let Kind::File(data) = &self.kind else { return Ok(()) };
         let size = size.next_multiple_of(SECTOR).max(self.wanted);
         self.file.set_len(size).at("set the size of the disk in", data)?;
-        self.allocate(0, size)
+        self.allocate(size, false, meter)
     }
 
-    fn allocate(&self, from: u64, to: u64) -> Result<(), ImportError> {
+    /// Allocates the blocks of a disk file, of which parts are written or none.
+    fn allocate(&self, size: u64, is_written: bool, meter: &Meter) -> Result<(), ImportError> {
         let Kind::File(data) = &self.kind else { return Ok(()) };
-        if !self.preallocation || to <= from {
+        if !self.preallocation || size == 0 {
             return Ok(());
         }
-        match fallocate(&self.file, FallocateFlags::empty(), from, to - from) {
+        match fallocate(&self.file, FallocateFlags::empty(), 0, size) {
             Ok(()) => Ok(()),
-            Err(Errno::NOSPC) => Err(ImportError::TooSmall { needed: to, available: self.capacity }),
+            Err(Errno::NOSPC) => Err(ImportError::TooSmall { needed: size, available: self.capacity }),
+            // NFS before version 4.2, for example.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.fill_holes(size, is_written, meter),
             Err(error) => Err(error).at("allocate the disk in", data),
         }
+    }
+
+    /// Writes zeros into the holes of a disk file. A file system without `fallocate` may not tell them.
+    fn fill_holes(&self, size: u64, is_written: bool, meter: &Meter) -> Result<(), ImportError> {
+        let buffer = vec![0; BUFFER];
+        let mut at = 0;
+        while at < size {
+            let (from, to) = if is_written { next_data(&self.file, at, size) } else { (size, size) };
+            while at < from {
+                let length = (from - at).min(BUFFER as u64);
+                let zeros = &buffer[..usize::try_from(length).unwrap_or(BUFFER)];
+                self.file.write_all_at(zeros, at).map_err(|error| self.failed(error, at))?;
+                at += length;
+                meter.moved();
+            }
+            at = to;
+        }
+        Ok(())
     }
 
     /// Writes bytes. Pages of zeros are left out.
@@ -233,7 +254,7 @@ impl Disk {
     /// Copies a file or device, without the holes of a file.
     pub(crate) fn copy(&mut self, source: &File, size: u64, path: &Path, meter: &Meter) -> Result<(), ImportError> {
         meter.expect(size);
-        self.reserve(size)?;
+        self.reserve(size, meter)?;
         let mut buffer = vec![0; BUFFER];
         let mut at = 0;
         while at < size {
@@ -253,13 +274,13 @@ impl Disk {
     }
 
     /// Makes the disk whole. Returns its size.
-    pub(crate) fn finish(self) -> Result<u64, ImportError> {
+    pub(crate) fn finish(self, meter: &Meter) -> Result<u64, ImportError> {
         let path = self.path();
         match &self.kind {
             Kind::File(data) => {
                 let size = self.end.next_multiple_of(SECTOR).max(self.wanted);
                 self.file.set_len(size).at("set the size of", &path)?;
-                self.allocate(0, size)?;
+                self.allocate(size, true, meter)?;
                 self.file.sync_all().map_err(|error| self.failed(error, size))?;
                 fs::rename(&path, data.join(DISK_FILE)).at("rename", &path)?;
                 File::open(data).and_then(|folder| folder.sync_all()).at("write", data)?;

@@ -106,8 +106,8 @@ impl Import {
             Source::Claim {} => self.fill_from_claim(task),
             Source::Blank {} | Source::Http(_) => {
                 let mut disk = self.disk(task)?;
-                disk.reserve(task.size.unwrap_or(u64::MAX).min(disk.capacity))?;
-                disk.finish()
+                disk.reserve(task.size.unwrap_or(u64::MAX).min(disk.capacity), &self.meter)?;
+                disk.finish(&self.meter)
             }
         }
     }
@@ -128,17 +128,17 @@ impl Import {
             let counted = Counted { inner: stream.all, meter: &self.meter };
             let stream = Stream::new(counted).at("read", &path)?;
             let disk = self.fill_compressed(task, stream)?;
-            return disk.finish();
+            return disk.finish(&self.meter);
         }
         let format = find(&stream.prefix)?;
         drop(stream);
         if format == Format::Raw {
             let mut disk = self.disk(task)?;
             disk.copy(&file, size, &path, &self.meter)?;
-            return disk.finish();
+            return disk.finish(&self.meter);
         }
         let disk = self.convert_file(task, format, &file)?;
-        disk.finish()
+        disk.finish(&self.meter)
     }
 
     /// Disks in claims are raw.
@@ -148,7 +148,7 @@ impl Import {
         let (file, size) = open_file(&path)?;
         let mut disk = self.disk(task)?;
         disk.copy(&file, size, &path, &self.meter)?;
-        disk.finish()
+        disk.finish(&self.meter)
     }
 
     fn fill_from_download(
@@ -170,7 +170,7 @@ impl Import {
         if format != Format::Raw
             && let Some(length) = length
         {
-            return self.convert_download(task, format, prefix, body, length, url)?.finish();
+            return self.convert_download(task, format, prefix, body, length, url)?.finish(&self.meter);
         }
         let stream = Stream::with_prefix(prefix, &mut body);
         let disk = if compressed {
@@ -179,7 +179,7 @@ impl Import {
             self.fill_plain(task, format, stream, length)?
         };
         body.verify(url)?;
-        disk.finish()
+        disk.finish(&self.meter)
     }
 
     fn unpack_download(&self, prefix: Vec<u8>, mut body: Download, url: &str) -> Result<u64, ImportError> {
@@ -211,7 +211,7 @@ impl Import {
     ) -> Result<Disk, ImportError> {
         if format == Format::Raw {
             let mut disk = self.disk(task)?;
-            disk.reserve(length.unwrap_or(0))?;
+            disk.reserve(length.unwrap_or(0), &self.meter)?;
             disk.fill(&mut stream.all, &self.meter)?;
             return Ok(disk);
         }

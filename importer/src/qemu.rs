@@ -84,7 +84,7 @@ pub(crate) fn virtual_size(program: &Path, image: &Image) -> Result<u64, ImportE
 /// Converts an image into a disk. The first part of a device goes to the disk that holds it back.
 pub(crate) fn convert(program: &Path, image: &Image, disk: &mut Disk, meter: &Meter) -> Result<(), ImportError> {
     let size = virtual_size(program, image)?;
-    disk.reserve(size)?;
+    disk.reserve(size, meter)?;
     if !disk.is_device() {
         let target = json!({"driver": "raw", "file": file_node(&disk.file)});
         return run_convert(program, image.options(), target, disk, meter);
