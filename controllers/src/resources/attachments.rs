@@ -95,10 +95,7 @@ fn is_of_pod(metadata: &ObjectMeta) -> bool {
 
 impl Cached for CachedAttachment {
     type Index = AttachmentIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    reduced!();
 
     fn indices(&self) -> Vec<AttachmentIndex> {
         let controller = owner::controller(&self.metadata);

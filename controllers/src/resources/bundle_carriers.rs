@@ -16,7 +16,7 @@ use super::{
     declaration::{Declaration, Selection},
     metadata::slim,
 };
-use crate::{cache::Cached, runtime::Kind};
+use crate::runtime::Kind;
 
 impl Caches {
     /// Returns the webhook configurations.
@@ -78,13 +78,7 @@ impl BundleCarrier {
     }
 }
 
-impl Cached for BundleCarrier {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(BundleCarrier);
 
 /// API services with the CA bundle.
 pub(crate) enum ApiServices {}

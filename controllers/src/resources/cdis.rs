@@ -1,10 +1,10 @@
 //! CDI's own configuration. While its kind is served, CDI carries out DataVolumes.
 
-use k8s_openapi::{ClusterResourceScope, Metadata, Resource, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::{Cached, Presence};
+use crate::cache::Presence;
 
 /// A CDI object, as far as it is read.
 #[derive(Clone, Debug, Deserialize)]
@@ -12,26 +12,7 @@ pub(crate) struct Cdi {
     metadata: ObjectMeta,
 }
 
-impl Resource for Cdi {
-    const API_VERSION: &'static str = "cdi.kubevirt.io/v1beta1";
-    const GROUP: &'static str = "cdi.kubevirt.io";
-    const KIND: &'static str = "CDI";
-    const VERSION: &'static str = "v1beta1";
-    const URL_PATH_SEGMENT: &'static str = "cdis";
-    type Scope = ClusterResourceScope;
-}
-
-impl Metadata for Cdi {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+outside_kind!(Cdi, "CDI", "cdi.kubevirt.io", "v1beta1", "cdis", ClusterResourceScope);
 
 /// An installation of CDI.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,13 +21,7 @@ pub(crate) struct CachedCdi {
     pub metadata: ObjectMeta,
 }
 
-impl Cached for CachedCdi {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedCdi);
 
 impl Declaration for CachedCdi {
     type Wire = Cdi;

@@ -1,13 +1,10 @@
 //! Requests of virt-handlers for certificates.
 
 use api::tls;
-use k8s_openapi::{api::certificates::v1::CertificateSigningRequest, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 
 use super::declaration::{Declaration, Selection};
-use crate::{
-    cache::{Cached, trim_meta},
-    runtime::Kind,
-};
+use crate::{cache::Cached, runtime::Kind};
 
 /// Indices of requests for certificates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,13 +15,8 @@ pub(crate) enum RequestIndex {
 
 impl Cached for CertificateSigningRequest {
     type Index = RequestIndex;
+    whole!();
 
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
     fn indices(&self) -> Vec<RequestIndex> {
         let status = self.status.as_ref();
         let is_answered = status.is_some_and(|status| {

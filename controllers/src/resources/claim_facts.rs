@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Event, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::pod_warnings;
-use crate::{cache::Cached, runtime::ClaimUser};
+use crate::runtime::ClaimUser;
 
 /// The pods that can write to a claim.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,18 +45,4 @@ pub(crate) fn is_old(read_at: Timestamp, now: Timestamp, limit: SignedDuration) 
     now.duration_since(read_at) >= limit
 }
 
-impl Cached for ClaimUsers {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
-
-impl Cached for ClaimWarning {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(ClaimUsers, ClaimWarning);

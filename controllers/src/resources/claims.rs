@@ -18,7 +18,6 @@ use super::{
     declaration::Declaration,
     metadata::{keep, slim},
 };
-use crate::cache::Cached;
 
 /// Annotation of claims that neither CDI nor we fill.
 const EXTERNAL_POPULATION: &str = "cdi.kubevirt.io/externalPopulation";
@@ -122,13 +121,7 @@ impl CachedClaim {
     }
 }
 
-impl Cached for CachedClaim {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedClaim);
 
 impl Declaration for CachedClaim {
     type Wire = PersistentVolumeClaim;

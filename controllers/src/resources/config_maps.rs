@@ -1,17 +1,13 @@
 //! The ConfigMaps with the CA bundle, and with the filter of the metric with the labels of VMs.
 
 use api::tls;
-use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{Api, Client};
+use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::{
     Caches,
     declaration::{Declaration, Selection},
 };
-use crate::{
-    cache::{Cached, Key, trim_meta},
-    runtime::Kind,
-};
+use crate::{cache::Key, runtime::Kind};
 
 /// ConfigMap that users can create, with the filter of the metric `kubevirt_vm_labels`.
 pub(crate) const VM_LABELS_FILTER: &str = "kubevirt-vm-labels-config";
@@ -25,25 +21,12 @@ impl Caches {
     }
 }
 
-impl Cached for ConfigMap {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
-}
+unindexed!(whole ConfigMap);
 
 impl Declaration for ConfigMap {
     type Wire = Self;
     type Kept = Self;
     const SELECTION: Selection = Selection::Names(&[tls::CA_CONFIG_MAP, VM_LABELS_FILTER]);
     const WRITTEN: Option<Kind> = Some(Kind::ConfigMap);
-
-    fn api(client: Client, install_namespace: &str) -> Api<Self> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }

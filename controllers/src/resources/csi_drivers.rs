@@ -4,7 +4,6 @@
 use k8s_openapi::{api::storage::v1::CSIDriver, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Cached;
 
 /// A CSI driver, which has the name of its provisioner.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,13 +12,7 @@ pub(crate) struct CachedCsiDriver {
     pub metadata: ObjectMeta,
 }
 
-impl Cached for CachedCsiDriver {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedCsiDriver);
 
 impl Declaration for CachedCsiDriver {
     type Wire = CSIDriver;

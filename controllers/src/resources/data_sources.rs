@@ -1,11 +1,10 @@
 //! DataSources of CDI: named sources of DataVolumes, such as the newest version of an image.
 
 use api::cdi::DataSource;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::declaration::Declaration;
 use crate::{
-    cache::{Cached, Key, Presence, trim_meta},
+    cache::{Cached, Key, Presence},
     runtime::Kind,
 };
 
@@ -28,6 +27,7 @@ pub(crate) fn named(source: &DataSource, namespace: &str, name: &str) -> Key {
 
 impl Cached for DataSource {
     type Index = DataSourceIndex;
+    whole!();
 
     fn indices(&self) -> Vec<DataSourceIndex> {
         let source = &self.spec.source;
@@ -37,14 +37,6 @@ impl Cached for DataSource {
         let other = source.data_source.as_ref();
         let other = other.map(|of| DataSourceIndex::DataSource(named(self, &of.namespace, &of.name)));
         claim.into_iter().chain(snapshot).chain(other).collect()
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
     }
 }
 

@@ -1,11 +1,10 @@
 //! DataVolumes of CDI. Without CDI, the importer of Ferrovirt carries them out.
 
 use api::cdi::DataVolume;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::declaration::Declaration;
 use crate::{
-    cache::{Cached, Key, Presence, trim_meta},
+    cache::{Cached, Key, Presence},
     runtime::Kind,
 };
 
@@ -20,10 +19,7 @@ pub(crate) enum DataVolumeIndex {
 
 impl Cached for DataVolume {
     type Index = DataVolumeIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    whole!();
 
     fn indices(&self) -> Vec<DataVolumeIndex> {
         let own = self.metadata.namespace.as_deref().unwrap_or_default();
@@ -34,10 +30,6 @@ impl Cached for DataVolume {
         let claim = claim.map(|claim| DataVolumeIndex::Claim(key(&claim.namespace, &claim.name)));
         let snapshot = snapshot.map(|snapshot| DataVolumeIndex::Snapshot(key(&snapshot.namespace, &snapshot.name)));
         claim.into_iter().chain(snapshot).collect()
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
     }
 }
 

@@ -98,10 +98,7 @@ fn is_controlled(metadata: &ObjectMeta) -> bool {
 
 impl Cached for CachedImportPod {
     type Index = ImportPodIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    reduced!();
 
     fn indices(&self) -> Vec<ImportPodIndex> {
         self.running.then_some(ImportPodIndex::Running).into_iter().collect()
@@ -117,13 +114,7 @@ pub(crate) struct ImportProgress {
     pub percent: f64,
 }
 
-impl Cached for ImportProgress {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(ImportProgress);
 
 impl Declaration for CachedImportPod {
     type Wire = Pod;

@@ -7,7 +7,7 @@ use super::{
     declaration::{Declaration, Selection},
     metadata::slim,
 };
-use crate::{cache::Cached, runtime::Kind};
+use crate::runtime::Kind;
 
 /// The copy of an instance type or preference.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,13 +28,7 @@ impl From<ControllerRevision> for InstancetypeRevision {
     }
 }
 
-impl Cached for InstancetypeRevision {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(InstancetypeRevision);
 
 impl Declaration for InstancetypeRevision {
     type Wire = ControllerRevision;

@@ -9,7 +9,7 @@ use kube::Resource;
 use serde::Serialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::{Cached, trim_meta};
+use crate::cache::trim_meta;
 
 /// Label of instance types and preferences that come from a vendor.
 const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
@@ -41,13 +41,7 @@ impl CachedInstancetype {
     }
 }
 
-impl Cached for CachedInstancetype {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedInstancetype);
 
 /// Declares the resource of a kind.
 macro_rules! declare {

@@ -3,14 +3,9 @@
 use std::sync::Arc;
 
 use api::KubeVirt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Client};
 
 use super::{Caches, declaration::Declaration};
-use crate::{
-    cache::{Cached, trim_meta},
-    runtime::Kind,
-};
+use crate::runtime::Kind;
 
 impl Caches {
     /// Returns the configuration object, unless it is being deleted.
@@ -20,24 +15,11 @@ impl Caches {
     }
 }
 
-impl Cached for KubeVirt {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
-}
+unindexed!(whole KubeVirt);
 
 impl Declaration for KubeVirt {
     type Wire = Self;
     type Kept = Self;
     const WRITTEN: Option<Kind> = Some(Kind::KubeVirt);
-
-    fn api(client: Client, install_namespace: &str) -> Api<Self> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }

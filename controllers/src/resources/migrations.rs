@@ -1,11 +1,10 @@
 //! VirtualMachineInstanceMigrations.
 
 use api::{MigrationPhase, VirtualMachineInstanceMigration};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::declaration::Declaration;
 use crate::{
-    cache::{Cached, Key, trim_meta},
+    cache::{Cached, Key},
     runtime::Kind,
 };
 
@@ -26,14 +25,7 @@ pub(crate) enum MigrationIndex {
 
 impl Cached for VirtualMachineInstanceMigration {
     type Index = MigrationIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
+    whole!();
 
     fn indices(&self) -> Vec<MigrationIndex> {
         let mut indices = vec![MigrationIndex::Phase(self.phase().clone())];

@@ -3,6 +3,9 @@
 //! Start with [`Caches`], the list of all resources. Each has a file with its [`Declaration`], types and indices. `sources.rs`
 //! watches what is declared, `answers.rs` stores the answers to writes.
 
+#[macro_use]
+mod macros;
+
 mod answers;
 pub(crate) mod attachments;
 pub(crate) mod bundle_carriers;

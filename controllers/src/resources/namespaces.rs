@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Cached;
 
 /// A namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,13 +15,7 @@ pub(crate) struct CachedNamespace {
     pub labels: BTreeMap<String, String>,
 }
 
-impl Cached for CachedNamespace {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedNamespace);
 
 impl Declaration for CachedNamespace {
     type Wire = Namespace;

@@ -1,11 +1,11 @@
 //! Definitions of networks (Multus NetworkAttachmentDefinitions).
 
 use api::{FeatureGate, constants::annotation};
-use k8s_openapi::{Metadata, NamespaceResourceScope, Resource, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::{Cached, Presence};
+use crate::cache::Presence;
 
 /// Feature gate under which other programs add the resources of networks to pods.
 pub(crate) const EXTERNAL_RESOURCES: FeatureGate = FeatureGate::ExternalNetResourceInjection;
@@ -16,26 +16,14 @@ pub(crate) struct NetworkAttachmentDefinition {
     metadata: ObjectMeta,
 }
 
-impl Resource for NetworkAttachmentDefinition {
-    const API_VERSION: &'static str = "k8s.cni.cncf.io/v1";
-    const GROUP: &'static str = "k8s.cni.cncf.io";
-    const KIND: &'static str = "NetworkAttachmentDefinition";
-    const VERSION: &'static str = "v1";
-    const URL_PATH_SEGMENT: &'static str = "network-attachment-definitions";
-    type Scope = NamespaceResourceScope;
-}
-
-impl Metadata for NetworkAttachmentDefinition {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+outside_kind!(
+    NetworkAttachmentDefinition,
+    "NetworkAttachmentDefinition",
+    "k8s.cni.cncf.io",
+    "v1",
+    "network-attachment-definitions",
+    NamespaceResourceScope
+);
 
 /// The definition of a network beside the pods' own.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,13 +34,7 @@ pub(crate) struct CachedNetwork {
     pub resource: Option<String>,
 }
 
-impl Cached for CachedNetwork {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedNetwork);
 
 impl Declaration for CachedNetwork {
     type Wire = NetworkAttachmentDefinition;

@@ -54,10 +54,8 @@ pub(crate) struct CachedNode {
 
 impl Cached for CachedNode {
     type Index = NodeIndex;
+    reduced!();
 
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
     fn indices(&self) -> Vec<NodeIndex> {
         let by_frequency = self.tsc().map(|tsc| {
             let index = if self.is_schedulable() { NodeIndex::SchedulableTsc } else { NodeIndex::UnschedulableTsc };

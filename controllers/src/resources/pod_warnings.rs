@@ -5,8 +5,6 @@ use api::constants::reason;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Event, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use crate::cache::Cached;
-
 /// Reasons of events that name the cause before the pod has a network.
 const BEFORE_SANDBOX: [&str; 6] = [
     "FailedMount",
@@ -52,13 +50,7 @@ pub(crate) struct PodWarning {
     pub warning: Option<Warning>,
 }
 
-impl Cached for PodWarning {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(PodWarning);
 
 impl PodWarning {
     /// Returns the time after which the events are read again: it grows with the age of the pod.

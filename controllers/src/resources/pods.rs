@@ -15,7 +15,6 @@ use k8s_openapi::{
     api::core::v1::{ContainerStatus, Pod, ResourceRequirements},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
-use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -268,10 +267,8 @@ impl CachedPod {
 
 impl Cached for CachedPod {
     type Index = PodIndex;
+    reduced!();
 
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
     fn indices(&self) -> Vec<PodIndex> {
         let controller = api::owner::controller(&self.metadata).map(|owner| PodIndex::Controller(owner.uid.clone()));
         controller.into_iter().chain(self.node_name.clone().map(PodIndex::Node)).collect()
@@ -299,10 +296,7 @@ impl Declaration for Handlers {
     type Wire = Pod;
     type Kept = CachedPod;
     const SELECTION: Selection = Selection::Label(label::APP, component::VIRT_HANDLER);
-
-    fn api(client: Client, install_namespace: &str) -> Api<Pod> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }
 
 /// Returns the digests of the images that are mounted into a container.

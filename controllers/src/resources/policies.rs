@@ -6,7 +6,6 @@ use api::{MigrationPolicy, policy::MigrationPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Cached;
 
 /// A migration policy.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,13 +16,7 @@ pub(crate) struct CachedPolicy {
     pub spec: MigrationPolicySpec,
 }
 
-impl Cached for CachedPolicy {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedPolicy);
 
 impl Declaration for CachedPolicy {
     type Wire = MigrationPolicy;

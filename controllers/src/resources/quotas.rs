@@ -25,10 +25,8 @@ pub(crate) struct CachedQuota {
 
 impl Cached for CachedQuota {
     type Index = QuotaIndex;
+    reduced!();
 
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
     fn indices(&self) -> Vec<QuotaIndex> {
         self.metadata.namespace.clone().map(QuotaIndex::Namespace).into_iter().collect()
     }

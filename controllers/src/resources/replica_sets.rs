@@ -1,13 +1,9 @@
 //! VirtualMachineInstanceReplicaSets.
 
 use api::VirtualMachineInstanceReplicaSet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, trim_meta},
-    runtime::Kind,
-};
+use crate::{cache::Cached, runtime::Kind};
 
 /// Indices of replica sets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,14 +28,7 @@ pub(crate) fn required_label(set: &VirtualMachineInstanceReplicaSet) -> Option<(
 
 impl Cached for VirtualMachineInstanceReplicaSet {
     type Index = ReplicaSetIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
+    whole!();
 
     fn indices(&self) -> Vec<ReplicaSetIndex> {
         let namespace = self.metadata.namespace.clone().unwrap_or_default();

@@ -6,7 +6,7 @@ use super::{
     declaration::{Declaration, Selection},
     metadata::slim,
 };
-use crate::{cache::Cached, runtime::Kind};
+use crate::runtime::Kind;
 
 /// A cluster role for users.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,13 +15,7 @@ pub(crate) struct CachedRole {
     pub metadata: ObjectMeta,
 }
 
-impl Cached for CachedRole {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedRole);
 
 impl From<ClusterRole> for CachedRole {
     fn from(mut role: ClusterRole) -> Self {

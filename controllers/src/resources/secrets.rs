@@ -3,17 +3,13 @@
 use std::sync::Arc;
 
 use api::{tls, webhook_path};
-use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{Api, Client};
+use k8s_openapi::api::core::v1::Secret;
 
 use super::{
     Caches,
     declaration::{Declaration, Selection},
 };
-use crate::{
-    cache::{Cached, Key, trim_meta},
-    runtime::Kind,
-};
+use crate::{cache::Key, runtime::Kind};
 
 impl Caches {
     /// Returns a Secret of the installation.
@@ -23,17 +19,7 @@ impl Caches {
     }
 }
 
-impl Cached for Secret {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
-}
+unindexed!(whole Secret);
 
 impl Declaration for Secret {
     type Wire = Self;
@@ -46,8 +32,5 @@ impl Declaration for Secret {
         webhook_path::SECRET,
     ]);
     const WRITTEN: Option<Kind> = Some(Kind::Secret);
-
-    fn api(client: Client, install_namespace: &str) -> Api<Self> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }

@@ -1,14 +1,11 @@
 //! Snapshots of volumes, as far as clones read them.
 
 use api::quantity;
-use k8s_openapi::{
-    Metadata, NamespaceResourceScope, Resource,
-    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
-};
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
 use serde::Deserialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::{Cached, Presence};
+use crate::cache::Presence;
 
 /// A VolumeSnapshot, as far as it is read.
 #[derive(Clone, Debug, Deserialize)]
@@ -27,26 +24,14 @@ struct VolumeSnapshotStatus {
     restore_size: Option<Quantity>,
 }
 
-impl Resource for VolumeSnapshot {
-    const API_VERSION: &'static str = "snapshot.storage.k8s.io/v1";
-    const GROUP: &'static str = "snapshot.storage.k8s.io";
-    const KIND: &'static str = "VolumeSnapshot";
-    const VERSION: &'static str = "v1";
-    const URL_PATH_SEGMENT: &'static str = "volumesnapshots";
-    type Scope = NamespaceResourceScope;
-}
-
-impl Metadata for VolumeSnapshot {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+outside_kind!(
+    VolumeSnapshot,
+    "VolumeSnapshot",
+    "snapshot.storage.k8s.io",
+    "v1",
+    "volumesnapshots",
+    NamespaceResourceScope
+);
 
 /// A snapshot of a volume.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,13 +44,7 @@ pub(crate) struct CachedSnapshot {
     pub restore_size: Option<i64>,
 }
 
-impl Cached for CachedSnapshot {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedSnapshot);
 
 impl Declaration for CachedSnapshot {
     type Wire = VolumeSnapshot;

@@ -262,10 +262,7 @@ pub(crate) enum StartRevisionIndex {
 
 impl Cached for StartRevision {
     type Index = StartRevisionIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    reduced!();
 
     fn indices(&self) -> Vec<StartRevisionIndex> {
         let controller = api::owner::controller(&self.metadata);

@@ -41,10 +41,7 @@ pub(crate) struct CachedStorageClass {
 
 impl Cached for CachedStorageClass {
     type Index = StorageClassIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    reduced!();
 
     fn indices(&self) -> Vec<StorageClassIndex> {
         let default = self.is_default.then_some(StorageClassIndex::Default);

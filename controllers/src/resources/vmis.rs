@@ -9,11 +9,10 @@ use api::{
     tsc::{self, Need},
     vsock,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{claims::mounted_claim, declaration::Declaration};
 use crate::{
-    cache::{Cached, Key, trim_meta},
+    cache::{Cached, Key},
     runtime::Kind,
 };
 
@@ -55,14 +54,7 @@ pub(crate) enum VmiIndex {
 
 impl Cached for VirtualMachineInstance {
     type Index = VmiIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
+    whole!();
 
     fn indices(&self) -> Vec<VmiIndex> {
         let namespace = self.metadata.namespace.clone().unwrap_or_default();

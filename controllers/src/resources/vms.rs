@@ -8,11 +8,10 @@ use api::{
         matcher::{Role, Source, source},
     },
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{claims::claim_name, declaration::Declaration};
 use crate::{
-    cache::{Cached, Key, trim_meta},
+    cache::{Cached, Key},
     runtime::Kind,
 };
 
@@ -37,14 +36,7 @@ pub(crate) enum VmIndex {
 
 impl Cached for VirtualMachine {
     type Index = VmIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn trim(&mut self) {
-        trim_meta(&mut self.metadata);
-    }
+    whole!();
 
     fn indices(&self) -> Vec<VmIndex> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();

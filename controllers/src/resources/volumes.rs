@@ -67,10 +67,7 @@ impl CachedVolume {
 
 impl Cached for CachedVolume {
     type Index = VolumeIndex;
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
+    reduced!();
 
     fn indices(&self) -> Vec<VolumeIndex> {
         let labels = self.metadata.labels.as_ref();

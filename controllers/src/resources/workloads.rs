@@ -5,10 +5,8 @@ use k8s_openapi::{
     api::apps::v1::{DaemonSet, Deployment},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{Api, Client};
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Cached;
 
 /// A Deployment or DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,13 +31,7 @@ pub(crate) struct CachedWorkload {
     pub availability_changed_at: Option<Timestamp>,
 }
 
-impl Cached for CachedWorkload {
-    type Index = ();
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-}
+unindexed!(CachedWorkload);
 
 /// Deployments of the install namespace.
 pub(crate) enum Deployments {}
@@ -47,10 +39,7 @@ pub(crate) enum Deployments {}
 impl Declaration for Deployments {
     type Wire = Deployment;
     type Kept = CachedWorkload;
-
-    fn api(client: Client, install_namespace: &str) -> Api<Deployment> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }
 
 /// DaemonSets of the install namespace.
@@ -59,10 +48,7 @@ pub(crate) enum DaemonSets {}
 impl Declaration for DaemonSets {
     type Wire = DaemonSet;
     type Kept = CachedWorkload;
-
-    fn api(client: Client, install_namespace: &str) -> Api<DaemonSet> {
-        Api::namespaced(client, install_namespace)
-    }
+    in_install_namespace!();
 }
 
 impl From<Deployment> for CachedWorkload {
