@@ -6,8 +6,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use daemon::quota::Exceeded;
-use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use daemon::{metrics::Metrics as _, quota::Exceeded};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Most VMIs with a time of their last connection.
 const MAX_LAST_CONNECTIONS: usize = 1024;
@@ -66,68 +66,59 @@ impl Metrics {
         let vmi = ["namespace", "vmi"];
         let mut active = HashMap::new();
         for kind in streams {
-            active.insert(kind.label, IntGaugeVec::new(Opts::new(kind.gauge, kind.help), &vmi)?);
+            active.insert(kind.label, registry.gauges(kind.gauge, kind.help, &vmi)?);
         }
-        let metrics = Self {
-            requests: IntCounterVec::new(
-                Opts::new("kubevirt_api_subresource_requests_total", "Subresource requests"),
+        Ok(Self {
+            requests: registry.counters(
+                "kubevirt_api_subresource_requests_total",
+                "Subresource requests",
                 &["subresource", "code"],
             )?,
-            request_seconds: HistogramVec::new(
-                HistogramOpts::new("kubevirt_api_subresource_request_seconds", "Time of subresource requests")
-                    .buckets([buckets(), vec![10.0]].concat()),
+            request_seconds: registry.histograms(
+                "kubevirt_api_subresource_request_seconds",
+                "Time of subresource requests",
                 &["subresource"],
+                &[buckets(), vec![10.0]].concat(),
             )?,
-            reviews: IntCounterVec::new(
-                Opts::new(
-                    "kubevirt_api_admission_reviews_total",
-                    "Webhook calls by outcome: allowed, denied, failed, or refused because of their path",
-                ),
+            reviews: registry.counters(
+                "kubevirt_api_admission_reviews_total",
+                "Webhook calls by outcome: allowed, denied, failed, or refused because of their path",
                 &["path", "outcome"],
             )?,
-            review_seconds: HistogramVec::new(
-                HistogramOpts::new("kubevirt_api_admission_review_seconds", "Time of webhook calls").buckets(buckets()),
+            review_seconds: registry.histograms(
+                "kubevirt_api_admission_review_seconds",
+                "Time of webhook calls",
                 &["path"],
+                &buckets(),
             )?,
-            ready: IntGauge::new("kubevirt_virt_api_ready_status", "1 while virt-api is ready")?,
-            open_streams: IntGauge::new("kubevirt_api_open_streams", "Streams open now")?,
-            ended_streams: IntCounterVec::new(
-                Opts::new("kubevirt_api_ended_streams_total", "Streams that ended"),
+            ready: registry.gauge("kubevirt_virt_api_ready_status", "1 while virt-api is ready")?,
+            open_streams: registry.gauge("kubevirt_api_open_streams", "Streams open now")?,
+            ended_streams: registry.counters(
+                "kubevirt_api_ended_streams_total",
+                "Streams that ended",
                 &["kind", "end"],
             )?,
-            refused_streams: IntCounterVec::new(
-                Opts::new("kubevirt_api_refused_streams_total", "Streams that exceeded a quota, by the quota"),
+            refused_streams: registry.counters(
+                "kubevirt_api_refused_streams_total",
+                "Streams that exceeded a quota, by the quota",
                 &["kind", "full"],
             )?,
             active,
-            last_connection: GaugeVec::new(
+            last_connection: registry.add(GaugeVec::new(
                 Opts::new(
                     "kubevirt_vmi_last_api_connection_timestamp_seconds",
                     "When a stream to the VMI was last opened or closed",
                 ),
                 &vmi,
-            )?,
+            ))?,
             streams: Arc::default(),
-            created: IntCounterVec::new(
-                Opts::new("kubevirt_vm_created_by_pod_total", "VMs whose creation this virt-api allowed; deprecated"),
+            created: registry.counters(
+                "kubevirt_vm_created_by_pod_total",
+                "VMs whose creation this virt-api allowed; deprecated",
                 &["namespace"],
             )?,
             namespaces: Arc::default(),
-        };
-        registry.register(Box::new(metrics.requests.clone()))?;
-        registry.register(Box::new(metrics.request_seconds.clone()))?;
-        registry.register(Box::new(metrics.reviews.clone()))?;
-        registry.register(Box::new(metrics.review_seconds.clone()))?;
-        registry.register(Box::new(metrics.ready.clone()))?;
-        registry.register(Box::new(metrics.open_streams.clone()))?;
-        registry.register(Box::new(metrics.ended_streams.clone()))?;
-        registry.register(Box::new(metrics.refused_streams.clone()))?;
-        registry.register(Box::new(metrics.last_connection.clone()))?;
-        registry.register(Box::new(metrics.created.clone()))?;
-        for gauge in metrics.active.values() {
-            registry.register(Box::new(gauge.clone()))?;
-        }
-        Ok(metrics)
+        })
     }
 
     /// Counts a stream that has been opened, until the returned value is dropped.

@@ -4,7 +4,7 @@
 //! - [`client`]: the client of the API server; [`config`]: the cluster configuration.
 //! - [`events`], [`merge_patch`]: writes to the cluster.
 //! - [`telemetry`]: traces of starts, exported to a collector.
-//! - [`tls`]: identities, trust and the TLS server; [`ops`]: health, metrics and profiles; [`quota`]: slots by user.
+//! - [`tls`]: identities, trust and the TLS server; [`ops`]: health, metrics and profiles; [`metrics`]: registered metrics; [`quota`]: slots by user.
 //!
 //! Everything is followed live: a changed configuration, Secret or CA bundle takes effect without a restart.
 
@@ -15,6 +15,7 @@ mod errors;
 pub mod events;
 pub mod logging;
 pub mod merge_patch;
+pub mod metrics;
 pub mod ops;
 pub mod quota;
 pub mod signals;

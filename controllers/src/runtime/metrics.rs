@@ -7,8 +7,9 @@ use std::{
 };
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceMigration};
+use daemon::metrics::Metrics as _;
 use jiff::Timestamp;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{HistogramVec, IntCounterVec, IntGauge, Registry};
 
 use super::{queue::Queue, queue_metrics::QueueMetrics};
 use crate::cache::Key;
@@ -37,23 +38,23 @@ const PHASE_BUCKETS: &[f64] =
 impl Metrics {
     /// Registers all metrics.
     pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let metrics = Self {
-            writes: IntCounterVec::new(
-                Opts::new("ferrovirt_controller_writes_total", "Writes to the API server by their outcome"),
+        let phases = |name, help, labels: &[&str]| registry.histograms(name, help, labels, PHASE_BUCKETS);
+        Ok(Self {
+            writes: registry.counters(
+                "ferrovirt_controller_writes_total",
+                "Writes to the API server by their outcome",
                 &["controller", "verb", "resource", "outcome"],
             )?,
             queues: QueueMetrics::new(registry)?,
             syncs: Arc::default(),
-            events: IntCounterVec::new(
-                Opts::new("ferrovirt_controller_events_total", "Events by their outcome"),
-                &["outcome"],
-            )?,
-            panics: IntCounterVec::new(
-                Opts::new("ferrovirt_controller_panics_total", "Reconciles that panicked"),
+            events: registry.counters("ferrovirt_controller_events_total", "Events by their outcome", &["outcome"])?,
+            panics: registry.counters(
+                "ferrovirt_controller_panics_total",
+                "Reconciles that panicked",
                 &["controller"],
             )?,
-            leading: IntGauge::new("kubevirt_virt_controller_leading_status", "1 on the replica that leads")?,
-            ready: IntGauge::new("kubevirt_virt_controller_ready_status", "1 when the replica is ready")?,
+            leading: registry.gauge("kubevirt_virt_controller_leading_status", "1 on the replica that leads")?,
+            ready: registry.gauge("kubevirt_virt_controller_ready_status", "1 when the replica is ready")?,
             phase_from_creation: phases(
                 "kubevirt_vmi_phase_transition_time_from_creation_seconds",
                 "Time from the creation of a VMI to a phase",
@@ -74,17 +75,7 @@ impl Metrics {
                 "Time from the creation of a migration to a phase",
                 &["phase"],
             )?,
-        };
-        registry.register(Box::new(metrics.writes.clone()))?;
-        registry.register(Box::new(metrics.events.clone()))?;
-        registry.register(Box::new(metrics.panics.clone()))?;
-        registry.register(Box::new(metrics.leading.clone()))?;
-        registry.register(Box::new(metrics.ready.clone()))?;
-        registry.register(Box::new(metrics.phase_from_creation.clone()))?;
-        registry.register(Box::new(metrics.phase_from_deletion.clone()))?;
-        registry.register(Box::new(metrics.phase_from_former.clone()))?;
-        registry.register(Box::new(metrics.migration_from_creation.clone()))?;
-        Ok(metrics)
+        })
     }
 
     pub(super) fn wrote(&self, controller: &str, verb: &str, resource: &str, outcome: &str) {
@@ -204,8 +195,4 @@ impl Metrics {
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.set(i64::from(ready));
     }
-}
-
-fn phases(name: &str, help: &str, labels: &[&str]) -> Result<HistogramVec, prometheus::Error> {
-    HistogramVec::new(HistogramOpts::new(name, help).buckets(PHASE_BUCKETS.to_vec()), labels)
 }

@@ -5,8 +5,9 @@ use std::{
     time::Duration,
 };
 
+use daemon::metrics::Metrics as _;
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
+    GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -46,8 +47,7 @@ impl QueueMetrics {
     /// Registers the metrics.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let buckets = prometheus::exponential_buckets(1e-8, 10.0, 10)?;
-        let histogram =
-            |name: &str, help: &str| HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.clone()), LABELS);
+        let histogram = |name: &str, help: &str| registry.histograms(name, help, LABELS, &buckets);
         let queues = Arc::default();
         let metrics = Self {
             waits: histogram("kubevirt_workqueue_queue_duration_seconds", "Time for which keys waited")?,
@@ -80,8 +80,6 @@ impl QueueMetrics {
                 LABELS,
             )?,
         };
-        registry.register(Box::new(metrics.waits.clone()))?;
-        registry.register(Box::new(metrics.works.clone()))?;
         registry.register(Box::new(computed))?;
         Ok(metrics)
     }

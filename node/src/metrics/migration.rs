@@ -1,6 +1,7 @@
 //! Metrics of the channels of migrations.
 
-use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use daemon::metrics::Metrics as _;
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Registry};
 use protocol::channels::Channel;
 
 /// Metrics of the channels of migrations between nodes.
@@ -19,24 +20,18 @@ pub(crate) struct OpenChannel {
 
 impl MigrationMetrics {
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let open = IntGaugeVec::new(
-            Opts::new("ferrovirt_handler_migration_channels", "Open channels of migrations"),
-            &["channel"],
-        )?;
-        let refused = IntCounterVec::new(
-            Opts::new(
-                "ferrovirt_handler_migration_channels_refused_total",
-                "Channels of migrations that other nodes opened and that were refused, by reason",
-            ),
+        let open =
+            registry.gauges("ferrovirt_handler_migration_channels", "Open channels of migrations", &["channel"])?;
+        let refused = registry.counters(
+            "ferrovirt_handler_migration_channels_refused_total",
+            "Channels of migrations that other nodes opened and that were refused, by reason",
             &["reason"],
         )?;
-        let bytes = IntCounterVec::new(
-            Opts::new("ferrovirt_handler_migration_bytes_total", "Bytes transferred by channels of migrations"),
+        let bytes = registry.counters(
+            "ferrovirt_handler_migration_bytes_total",
+            "Bytes transferred by channels of migrations",
             &["channel", "direction"],
         )?;
-        registry.register(Box::new(open.clone()))?;
-        registry.register(Box::new(refused.clone()))?;
-        registry.register(Box::new(bytes.clone()))?;
         Ok(Self { open, refused, bytes })
     }
 

@@ -10,8 +10,8 @@ pub(crate) use self::{
     migration::{MigrationMetrics, OpenChannel},
     vmis::VmiMetrics,
 };
-use daemon::quota::Exceeded;
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use daemon::{metrics::Metrics as _, quota::Exceeded};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 /// All metrics of virt-handler.
 #[derive(Clone)]
@@ -37,29 +37,22 @@ impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let vmis = VmiMetrics::new(&registry)?;
-        let writes = IntCounterVec::new(
-            Opts::new("ferrovirt_handler_writes_total", "Writes to the API server by object and outcome"),
+        let writes = registry.counters(
+            "ferrovirt_handler_writes_total",
+            "Writes to the API server by object and outcome",
             &["object", "outcome"],
         )?;
         let events_dropped =
-            IntCounter::new("ferrovirt_handler_events_dropped_total", "Events dropped because the queue was full")?;
-        let ready = IntGauge::new("kubevirt_virt_handler_ready_status", "1 while virt-handler is ready")?;
-        let info =
-            IntGaugeVec::new(Opts::new("kubevirt_info", "Version of virt-handler"), &["goversion", "kubeversion"])?;
+            registry.counter("ferrovirt_handler_events_dropped_total", "Events dropped because the queue was full")?;
+        let ready = registry.gauge("kubevirt_virt_handler_ready_status", "1 while virt-handler is ready")?;
+        let info = registry.gauges("kubevirt_info", "Version of virt-handler", &["goversion", "kubeversion"])?;
         // The label goversion is empty: dashboards join by the other one.
         info.with_label_values(&["", concat!("v", env!("CARGO_PKG_VERSION"))]).set(1);
-        registry.register(Box::new(info))?;
-        registry.register(Box::new(writes.clone()))?;
-        registry.register(Box::new(events_dropped.clone()))?;
-        registry.register(Box::new(ready.clone()))?;
-        let deprecated_machine_types = IntGaugeVec::new(
-            Opts::new(
-                "kubevirt_node_deprecated_machine_types",
-                "Machine types of the node that a later release of QEMU will not have",
-            ),
+        let deprecated_machine_types = registry.gauges(
+            "kubevirt_node_deprecated_machine_types",
+            "Machine types of the node that a later release of QEMU will not have",
             &["machine_type", "node"],
         )?;
-        registry.register(Box::new(deprecated_machine_types.clone()))?;
         let streams = StreamMetrics::new(&registry)?;
         let migration = MigrationMetrics::new(&registry)?;
         Ok(Self { registry, vmis, writes, events_dropped, ready, deprecated_machine_types, streams, migration })
@@ -116,23 +109,22 @@ pub(crate) struct OpenStream {
 
 impl StreamMetrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let open = IntGaugeVec::new(Opts::new("ferrovirt_handler_streams", "Open streams"), &["kind"])?;
-        let ended = IntCounterVec::new(
-            Opts::new("ferrovirt_handler_streams_ended_total", "Streams that ended, by the side that ended them"),
+        let open = registry.gauges("ferrovirt_handler_streams", "Open streams", &["kind"])?;
+        let ended = registry.counters(
+            "ferrovirt_handler_streams_ended_total",
+            "Streams that ended, by the side that ended them",
             &["kind", "by"],
         )?;
-        let refused = IntCounterVec::new(
-            Opts::new("ferrovirt_handler_streams_refused_total", "Streams refused, by the limit that was reached"),
+        let refused = registry.counters(
+            "ferrovirt_handler_streams_refused_total",
+            "Streams refused, by the limit that was reached",
             &["kind", "full"],
         )?;
-        let bytes = IntCounterVec::new(
-            Opts::new("ferrovirt_handler_stream_bytes_total", "Bytes transferred by streams"),
+        let bytes = registry.counters(
+            "ferrovirt_handler_stream_bytes_total",
+            "Bytes transferred by streams",
             &["kind", "direction"],
         )?;
-        registry.register(Box::new(open.clone()))?;
-        registry.register(Box::new(ended.clone()))?;
-        registry.register(Box::new(refused.clone()))?;
-        registry.register(Box::new(bytes.clone()))?;
         Ok(Self { open, ended, refused, bytes })
     }
 

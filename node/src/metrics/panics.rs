@@ -5,7 +5,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use daemon::metrics::Metrics as _;
+use prometheus::{IntCounterVec, Registry};
 use protocol::GuestPanic;
 
 /// Most series. A VM that panics is started again, so they outlive VMIs; those that counted least recently are removed.
@@ -31,14 +32,11 @@ pub(crate) struct GuestPanics {
 impl GuestPanics {
     /// Registers the metric.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = IntCounterVec::new(
-            Opts::new(
-                "kubevirt_vmi_guest_os_panic_total",
-                "Panics of the kernel of a guest, as its panic device reports",
-            ),
+        let counter = registry.counters(
+            "kubevirt_vmi_guest_os_panic_total",
+            "Panics of the kernel of a guest, as its panic device reports",
             &["namespace", "name", "type", "bugcheck_code"],
         )?;
-        registry.register(Box::new(counter.clone()))?;
         Ok(Self { counter, series: Arc::default() })
     }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntGauge, Registry};
+use daemon::metrics::Metrics as _;
+use prometheus::{HistogramVec, IntCounter, IntGauge, Registry};
 
 use super::panics::GuestPanics;
 
@@ -20,16 +21,12 @@ pub(crate) struct VmiMetrics {
 impl VmiMetrics {
     /// Registers the metrics.
     pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let count = IntGauge::new("ferrovirt_handler_vmis", "VMIs that this virt-handler manages")?;
-        let panics = IntCounter::new("ferrovirt_handler_vmi_panics_total", "Panics in tasks of VMIs")?;
-        let buckets = vec![0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
-        let effects = HistogramVec::new(
-            HistogramOpts::new("ferrovirt_handler_effect_seconds", "Duration of calls for VMIs").buckets(buckets),
-            &["effect", "in_time"],
-        )?;
-        registry.register(Box::new(count.clone()))?;
-        registry.register(Box::new(panics.clone()))?;
-        registry.register(Box::new(effects.clone()))?;
+        let count = registry.gauge("ferrovirt_handler_vmis", "VMIs that this virt-handler manages")?;
+        let panics = registry.counter("ferrovirt_handler_vmi_panics_total", "Panics in tasks of VMIs")?;
+        let buckets = [0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
+        let labels = ["effect", "in_time"];
+        let effects =
+            registry.histograms("ferrovirt_handler_effect_seconds", "Duration of calls for VMIs", &labels, &buckets)?;
         Ok(Self { count, panics, guest_panics: GuestPanics::new(registry)?, effects })
     }
 
