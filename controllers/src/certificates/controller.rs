@@ -101,11 +101,10 @@ impl Controller for Requests {
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.requests);
         // Requests may wait for a new authority.
-        let (woken, requests) = (wake.clone(), caches.requests.clone());
-        caches.secrets.listen(move |(_, present)| {
-            if present.is_some_and(|secret| secret.metadata.name.as_deref() == Some(tls::CA_SECRET)) {
-                woken.keys(requests.keys_by(&RequestIndex::Unanswered));
-            }
+        let requests = caches.requests.clone();
+        wake.on(&caches.secrets, move |_, present| {
+            let authority = present.filter(|secret| secret.metadata.name.as_deref() == Some(tls::CA_SECRET));
+            authority.map(|_| requests.keys_by(&RequestIndex::Unanswered)).into_iter().flatten()
         });
     }
 

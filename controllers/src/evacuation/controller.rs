@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig};
+use api::{VirtualMachineInstance, config::ClusterConfig};
 use daemon::config::ConfigHandle;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -11,7 +11,7 @@ use crate::{
     cache::Key,
     resources::{
         Caches, Resource,
-        migrations::{MigrationIndex, vmi_key},
+        migrations::{MigrationIndex, ends, vmi_key},
         needs,
         nodes::CachedNode,
         vmis::{VmiIndex, node_name},
@@ -46,21 +46,14 @@ impl Controller for Evacuations {
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vmis);
-        let woken = wake.clone();
-        caches.migrations.listen(move |(former, present)| {
-            let is_open = |migration: &VirtualMachineInstanceMigration| !migration.is_final();
-            if former.is_some_and(is_open) && !present.is_some_and(is_open) {
-                woken.keys(former.and_then(vmi_key));
-            }
-        });
-        let (woken, vmis, config) = (wake.clone(), caches.vmis.clone(), self.config.clone());
-        caches.nodes.listen(move |(former, present)| {
+        wake.on(&caches.migrations, |former, present| former.filter(|_| ends(former, present)).and_then(vmi_key));
+        let (vmis, config) = (caches.vmis.clone(), self.config.clone());
+        wake.on(&caches.nodes, move |former, present| {
             let key = &config.current().node_drain_taint_key;
             let is_tainted = |node: &CachedNode| node.is_tainted(key);
-            if let Some(node) = present.filter(|node| is_tainted(node) && !former.is_some_and(is_tainted)) {
-                let name = node.metadata.name.clone().unwrap_or_default();
-                woken.keys(vmis.keys_by(&VmiIndex::Node(name)));
-            }
+            let node = present.filter(|node| is_tainted(node) && !former.is_some_and(is_tainted));
+            let name = node.map(|node| node.metadata.name.clone().unwrap_or_default());
+            name.into_iter().flat_map(|name| vmis.keys_by(&VmiIndex::Node(name))).collect::<Vec<_>>()
         });
     }
 

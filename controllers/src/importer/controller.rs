@@ -60,30 +60,16 @@ impl Controller for Importer {
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.data_volumes);
         clone::facts::watch(caches, wake);
-        let (woken, volumes) = (wake.clone(), caches.data_volumes.clone());
-        caches.claims.listen(move |(former, present)| {
-            let Some(claim) = present.or(former) else { return };
-            let key = Key::of(&claim.metadata);
-            if volumes.len() > 0 && volumes.get(&key).is_some() {
-                woken.key(key);
-            }
+        let volumes = caches.data_volumes.clone();
+        wake.on_object(&caches.claims, move |claim| {
+            Some(Key::of(&claim.metadata)).filter(|key| volumes.len() > 0 && volumes.get(key).is_some())
         });
-        let woken = wake.clone();
-        caches.import_pods.listen(move |(former, present)| {
-            woken.keys(present.or(former).and_then(filled_by));
+        wake.on_object(&caches.import_pods, filled_by);
+        let pods = caches.import_pods.clone();
+        wake.on(&caches.import_progress, move |_, present| {
+            present.and_then(|progress| filled_by(&*pods.get(&Key::of(&progress.metadata))?))
         });
-        let (woken, of) = (wake.clone(), caches.clone());
-        caches.import_progress.listen(move |(_, present)| {
-            let pod = present.and_then(|progress| of.import_pods.get(&Key::of(&progress.metadata)));
-            woken.keys(pod.and_then(|pod| filled_by(&pod)));
-        });
-        let (woken, volumes) = (wake.clone(), caches.data_volumes.clone());
-        caches.cdis.listen(move |seen| {
-            // CDI appeared or went.
-            if let (None, None) = seen {
-                woken.keys(volumes.keys());
-            }
-        });
+        wake.all_on_presence(&caches.cdis, &caches.data_volumes);
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {

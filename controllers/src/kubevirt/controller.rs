@@ -62,12 +62,7 @@ impl Controller for Installation {
         wake.key_on(&caches.deployments, &key);
         wake.key_on(&caches.daemon_sets, &key);
         wake.key_on(&caches.roles, &key);
-        let (woken, outdated) = (wake.clone(), key.clone());
-        caches.vmis.listen(move |(former, present)| {
-            if former.is_some_and(is_outdated) != present.is_some_and(is_outdated) {
-                woken.key(outdated.clone());
-            }
-        });
+        wake.key_on_change(&caches.vmis, &key, |vmi| vmi.is_some_and(is_outdated));
         wake.at_start(move || vec![key.clone()]);
     }
 

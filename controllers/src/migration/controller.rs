@@ -20,7 +20,6 @@ use crate::{
     launcher_pod::{is_target_of, required_labels},
     resources::{
         Caches, Resource,
-        attachments::CachedAttachment,
         migrations::{MigrationIndex, vmi_key},
         needs,
         pods::CachedPod,
@@ -120,35 +119,25 @@ impl Controller for Migrations {
         });
         wake.objects_of(&caches.migrations);
         let of_vmi = {
-            let (migrations, wake) = (caches.migrations.clone(), wake.clone());
-            move |vmi: Key| {
+            let migrations = caches.migrations.clone();
+            move |vmi: Option<Key>| {
+                let Some(vmi) = vmi else { return Vec::new() };
                 let keys = migrations.keys_by(&MigrationIndex::Vmi(vmi.clone()));
                 if !keys.is_empty() {
                     follow(migrations.keys_by(&MigrationIndex::UnfinishedOfVmi(vmi)));
-                    wake.keys(keys);
                 }
+                keys
             }
         };
-        let woken = of_vmi.clone();
-        caches.vmis.listen(move |(former, present)| {
-            if let Some(vmi) = present.or(former) {
-                woken(Key::of(&vmi.metadata));
-            }
+        let keys = of_vmi.clone();
+        wake.on_object(&caches.vmis, move |vmi| keys(Some(Key::of(&vmi.metadata))));
+        let (keys, pods) = (of_vmi.clone(), caches.pods.clone());
+        wake.on(&caches.warnings, move |_, present| {
+            keys(present.and_then(|warning| pods.get(&Key::of(&warning.metadata))?.vmi()))
         });
-        let (woken, pods) = (of_vmi.clone(), caches.pods.clone());
-        caches.warnings.listen(move |(_, present)| {
-            let pod = present.and_then(|warning| pods.get(&Key::of(&warning.metadata)));
-            pod.as_deref().and_then(CachedPod::vmi).into_iter().for_each(&woken);
-        });
-        let woken = of_vmi.clone();
-        caches.pods.listen(move |(former, present)| {
-            present.or(former).and_then(CachedPod::vmi).into_iter().for_each(&woken);
-        });
-        caches.attachments.listen(move |(former, present)| {
-            if let Some(vmi) = present.or(former).and_then(CachedAttachment::vmi) {
-                of_vmi(vmi);
-            }
-        });
+        let keys = of_vmi.clone();
+        wake.on_object(&caches.pods, move |pod| keys(pod.vmi()));
+        wake.on_object(&caches.attachments, move |pod| of_vmi(pod.vmi()));
         let (woken, migrations, gate) = (wake.clone(), caches.migrations.clone(), self.gate.clone());
         caches.quotas.listen(move |(former, present)| {
             let namespace = present.or(former).and_then(|quota| quota.metadata.namespace.clone()).unwrap_or_default();

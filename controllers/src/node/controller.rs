@@ -46,14 +46,8 @@ impl Controller for Nodes {
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.nodes);
-        let woken = wake.clone();
-        caches.handlers.listen(move |(former, present)| {
-            woken.keys(present.or(former).and_then(|pod| pod.node_name.clone()).map(Key::cluster_wide));
-        });
-        let woken = wake.clone();
-        caches.vmis.listen(move |(former, present)| {
-            woken.keys(present.or(former).and_then(node_name).map(Key::cluster_wide));
-        });
+        wake.on_object(&caches.handlers, |pod| pod.node_name.clone().map(Key::cluster_wide));
+        wake.on_object(&caches.vmis, |vmi| node_name(vmi).map(Key::cluster_wide));
         // Nodes that are gone may have VMIs.
         let vmis = caches.vmis.clone();
         wake.at_start(move || {

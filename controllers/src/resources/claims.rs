@@ -121,6 +121,15 @@ impl CachedClaim {
     }
 }
 
+/// Returns the claim of a change, unless nothing that controllers depend on has changed.
+pub(crate) fn changed<'a>(
+    former: Option<&'a CachedClaim>,
+    present: Option<&'a CachedClaim>,
+) -> Option<&'a CachedClaim> {
+    let is_equivalent = former.zip(present).is_some_and(|(former, present)| former.is_equivalent(present));
+    present.or(former).filter(|_| !is_equivalent)
+}
+
 unindexed!(CachedClaim);
 
 impl Declaration for CachedClaim {

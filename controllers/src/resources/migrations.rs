@@ -53,3 +53,12 @@ pub(crate) fn vmi_key(migration: &VirtualMachineInstanceMigration) -> Option<Key
     let name = migration.spec.vmi_name.as_deref().filter(|name| !name.is_empty())?;
     Some(Key::new(migration.metadata.namespace.clone().unwrap_or_default(), name))
 }
+
+/// Returns true for the change with which a migration ends, or is gone before its end.
+pub(crate) fn ends(
+    former: Option<&VirtualMachineInstanceMigration>,
+    present: Option<&VirtualMachineInstanceMigration>,
+) -> bool {
+    let is_open = |migration: &VirtualMachineInstanceMigration| !migration.is_final();
+    former.is_some_and(is_open) && !present.is_some_and(is_open)
+}

@@ -146,10 +146,49 @@ impl Wake {
         keys.into_iter().for_each(|key| self.queue.add(key));
     }
 
+    /// Queues the keys that `keys` returns for a change of a cache: for the former object, if any, and the present one, if any.
+    pub(crate) fn on<K: Cached, I: IntoIterator<Item = Key>>(
+        &self,
+        cache: &Cache<K>,
+        keys: impl Fn(Option<&K>, Option<&K>) -> I + Send + Sync + 'static,
+    ) {
+        let wake = self.clone();
+        cache.listen(move |(former, present)| wake.keys(keys(former, present)));
+    }
+
+    /// Queues the keys that `keys` returns for an object that has appeared, changed or gone.
+    pub(crate) fn on_object<K: Cached, I: IntoIterator<Item = Key>>(
+        &self,
+        cache: &Cache<K>,
+        keys: impl Fn(&K) -> I + Send + Sync + 'static,
+    ) {
+        self.on(cache, move |former, present| present.or(former).map(&keys).into_iter().flatten());
+    }
+
+    /// Queues a key when a fact of an object changes. An object that does not exist has the fact of `None`.
+    pub(crate) fn key_on_change<K: Cached, F: PartialEq>(
+        &self,
+        cache: &Cache<K>,
+        key: &Key,
+        fact: impl Fn(Option<&K>) -> F + Send + Sync + 'static,
+    ) {
+        let key = key.clone();
+        self.on(cache, move |former, present| (fact(former) != fact(present)).then(|| key.clone()));
+    }
+
     /// Queues a key on any change of a cache.
     pub(crate) fn key_on<K: Cached>(&self, cache: &Cache<K>, key: &Key) {
-        let (wake, key) = (self.clone(), key.clone());
-        cache.listen(move |_| wake.key(key.clone()));
+        let key = key.clone();
+        self.on(cache, move |_, _| [key.clone()]);
+    }
+
+    /// Queues the objects of a cache when the API server begins or ceases to serve another kind.
+    pub(crate) fn all_on_presence<K: Cached, O: Cached>(&self, kind: &Cache<K>, cache: &Arc<Cache<O>>) {
+        let cache = cache.clone();
+        self.on(kind, move |former, present| match (former, present) {
+            (None, None) => cache.keys(),
+            _ => Vec::new(),
+        });
     }
 
     /// Queues the objects of a cache at the start and when they change, and forgets refusals of deleted objects.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{Counts, Workloads, decide, removes_workloads};
 use crate::{
-    cache::{Cache, Cached, Key},
+    cache::{Cached, Key},
     resources::{Caches, Resource, needs},
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -33,18 +33,10 @@ pub(crate) struct Observed {
     now: Timestamp,
 }
 
-/// Queues the key when an object appears, is deleted, or loses a finalizer.
-fn wake_on<K: Cached>(wake: &Wake, cache: &Cache<K>, key: &Key) {
-    let (wake, key) = (wake.clone(), key.clone());
-    cache.listen(move |(former, present)| {
-        let stage = |object: Option<&K>| {
-            let meta = object?.meta();
-            Some((meta.deletion_timestamp.is_some(), meta.finalizers.as_ref().map_or(0, Vec::len)))
-        };
-        if stage(former) != stage(present) {
-            wake.key(key.clone());
-        }
-    });
+/// Changes when an object appears, is deleted, or loses a finalizer.
+fn stage<K: Cached>(object: Option<&K>) -> Option<(bool, usize)> {
+    let meta = object?.meta();
+    Some((meta.deletion_timestamp.is_some(), meta.finalizers.as_ref().map_or(0, Vec::len)))
 }
 
 impl Controller for Uninstall {
@@ -57,17 +49,11 @@ impl Controller for Uninstall {
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         let key = Key::new(self.namespace.clone(), KUBEVIRT_NAME);
         wake.key_on(&caches.kubevirts, &key);
-        wake_on(wake, &caches.vms, &key);
-        wake_on(wake, &caches.vmis, &key);
-        wake_on(wake, &caches.replica_sets, &key);
-        let (woken, ended) = (wake.clone(), key.clone());
-        caches.migrations.listen(move |(former, present)| {
-            let stage = |migration: Option<&api::VirtualMachineInstanceMigration>| {
-                migration.map(|migration| (migration.is_final(), migration.metadata.finalizers.clone()))
-            };
-            if stage(former) != stage(present) {
-                woken.key(ended.clone());
-            }
+        wake.key_on_change(&caches.vms, &key, stage);
+        wake.key_on_change(&caches.vmis, &key, stage);
+        wake.key_on_change(&caches.replica_sets, &key, stage);
+        wake.key_on_change(&caches.migrations, &key, |migration| {
+            migration.map(|migration| (migration.is_final(), migration.metadata.finalizers.clone()))
         });
         wake.at_start(move || vec![key.clone()]);
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    VirtualMachine, VirtualMachineInstanceMigration,
+    VirtualMachine,
     cdi::data_volume::{DataVolumeImportSource, DataVolumeTemplateSpec},
     instancetype::{MatchedKind, matcher::Role},
     owner,
@@ -17,7 +17,8 @@ use crate::{
     clone_source::concrete,
     resources::{
         Caches, Resource,
-        migrations::{MigrationIndex, vmi_key},
+        claims::changed,
+        migrations::{MigrationIndex, ends, vmi_key},
         needs,
         start_revisions::StartRevisionIndex,
         vms::{VmIndex, claim_names, data_volume_names, instancetype_key},
@@ -62,36 +63,20 @@ impl Controller for Vms {
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vms);
-        let woken = wake.clone();
-        caches.vmis.listen(move |(former, present)| {
-            woken.keys(present.or(former).map(|vmi| Key::of(&vmi.metadata)));
-        });
+        wake.on_object(&caches.vmis, |vmi| [Key::of(&vmi.metadata)]);
         // A VMI whose volumes are to move waits for the end of another migration.
-        let woken = wake.clone();
-        caches.migrations.listen(move |(former, present)| {
-            let has_ended = |migration: &VirtualMachineInstanceMigration| migration.is_final();
-            if present.is_none_or(has_ended) && former.is_some_and(|former| !has_ended(former)) {
-                woken.keys(former.and_then(vmi_key));
-            }
-        });
-        let (woken, vms) = (wake.clone(), caches.vms.clone());
-        caches.claims.listen(move |(former, present)| {
-            if matches!((former, present), (Some(former), Some(present)) if former.is_equivalent(present)) {
-                return;
-            }
-            woken.keys(
-                present.or(former).into_iter().flat_map(|claim| vms.keys_by(&VmIndex::Claim(Key::of(&claim.metadata)))),
-            );
+        wake.on(&caches.migrations, |former, present| former.filter(|_| ends(former, present)).and_then(vmi_key));
+        let vms = caches.vms.clone();
+        wake.on(&caches.claims, move |former, present| {
+            let claim = changed(former, present).map(|claim| VmIndex::Claim(Key::of(&claim.metadata)));
+            claim.map(|claim| vms.keys_by(&claim)).into_iter().flatten()
         });
         watch_data_volumes(caches, wake);
         for kind in MatchedKind::ALL {
-            let (woken, vms) = (wake.clone(), caches.vms.clone());
-            caches.instancetypes(kind).listen(move |(_, present)| {
-                woken.keys(
-                    present
-                        .into_iter()
-                        .flat_map(|object| vms.keys_by(&VmIndex::Instancetype(kind, Key::of(&object.metadata)))),
-                );
+            let vms = caches.vms.clone();
+            wake.on(caches.instancetypes(kind), move |_, present| {
+                let index = present.map(|object| VmIndex::Instancetype(kind, Key::of(&object.metadata)));
+                index.map(|index| vms.keys_by(&index)).into_iter().flatten()
             });
         }
         let (woken, vms) = (wake.clone(), caches.vms.clone());

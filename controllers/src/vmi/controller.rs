@@ -19,6 +19,7 @@ use crate::{
     resources::{
         Caches, Resource,
         attachments::CachedAttachment,
+        claims::changed,
         migrations::{MigrationIndex, vmi_key},
         needs,
         networks::{CachedNetwork, EXTERNAL_RESOURCES},
@@ -80,42 +81,27 @@ impl Controller for Vmis {
                 metrics.phase_changed(former, present, Timestamp::now());
             }
         });
-        let (woken, pods) = (wake.clone(), caches.pods.clone());
-        caches.warnings.listen(move |(_, present)| {
-            let pod = present.and_then(|warning| pods.get(&Key::of(&warning.metadata)));
-            woken.keys(pod.as_deref().and_then(CachedPod::vmi));
-        });
-        let (woken, warnings) = (wake.clone(), caches.warnings.clone());
-        caches.pods.listen(move |(former, present)| {
-            let Some(pod) = present.or(former) else { return };
+        let pods = caches.pods.clone();
+        wake.on(&caches.warnings, move |_, present| pods.get(&Key::of(&present?.metadata))?.vmi());
+        let warnings = caches.warnings.clone();
+        wake.on(&caches.pods, move |former, present| {
+            let pod = present.or(former)?;
             if present.is_none_or(|pod| !pod.is_starting()) && former.is_some_and(CachedPod::is_starting) {
                 warnings.observe_deleted(&Key::of(&pod.metadata), pod.metadata.uid.as_deref());
             }
-            woken.keys(pod.vmi());
+            pod.vmi()
         });
         // The pods of a migration are no longer needed when it has ended.
-        let woken = wake.clone();
-        caches.migrations.listen(move |(former, present)| {
-            if present.is_none_or(VirtualMachineInstanceMigration::is_final) {
-                woken.keys(present.or(former).and_then(vmi_key));
-            }
+        wake.on(&caches.migrations, |former, present| {
+            let has_ended = present.is_none_or(VirtualMachineInstanceMigration::is_final);
+            present.or(former).filter(|_| has_ended).and_then(vmi_key)
         });
-        let woken = wake.clone();
-        caches.attachments.listen(move |(former, present)| {
-            woken.keys(present.or(former).and_then(CachedAttachment::vmi));
-        });
+        wake.on_object(&caches.attachments, CachedAttachment::vmi);
         // VMIs that wait for a claim, and those whose guest must see its growth.
-        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
-        caches.claims.listen(move |(former, present)| {
-            if matches!((former, present), (Some(former), Some(present)) if former.is_equivalent(present)) {
-                return;
-            }
-            woken.keys(
-                present
-                    .or(former)
-                    .into_iter()
-                    .flat_map(|claim| vmis.keys_by(&VmiIndex::Claim(Key::of(&claim.metadata)))),
-            );
+        let vmis = caches.vmis.clone();
+        wake.on(&caches.claims, move |former, present| {
+            let claim = changed(former, present).map(|claim| VmiIndex::Claim(Key::of(&claim.metadata)));
+            claim.map(|claim| vmis.keys_by(&claim)).into_iter().flatten()
         });
         // A claim has the name of its DataVolume.
         let (woken, vmis) = (wake.clone(), caches.vmis.clone());
@@ -129,11 +115,10 @@ impl Controller for Vmis {
                 None => VmiIndex::Unstarted,
             }));
         });
-        let (woken, vmis) = (wake.clone(), caches.vmis.clone());
-        caches.networks.listen(move |(_, present)| {
-            woken.keys(
-                present.into_iter().flat_map(|network| vmis.keys_by(&VmiIndex::Network(Key::of(&network.metadata)))),
-            );
+        let vmis = caches.vmis.clone();
+        wake.on(&caches.networks, move |_, present| {
+            let network = present.map(|network| VmiIndex::Network(Key::of(&network.metadata)));
+            network.map(|network| vmis.keys_by(&network)).into_iter().flatten()
         });
         let (woken, vmis, offers) = (wake.clone(), caches.vmis.clone(), caches.offers.clone());
         caches.nodes.listen(move |(former, present)| {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
+use api::{VirtualMachineInstance, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 
@@ -15,7 +15,7 @@ use crate::{
     kubevirt::Deployment,
     resources::{
         Caches, Resource, VmiWithPods,
-        migrations::{MigrationIndex, vmi_key},
+        migrations::{MigrationIndex, ends, vmi_key},
         needs,
         vmis::VmiIndex,
     },
@@ -79,20 +79,10 @@ impl Controller for WorkloadUpdates {
         wake.key_on(&caches.kubevirts, &self.key);
         let key = self.key.clone();
         wake.at_start(move || vec![key.clone()]);
-        let (woken, key) = (wake.clone(), self.key.clone());
-        caches.vmis.listen(move |(former, present)| {
-            if facts(former) != facts(present) {
-                woken.key(key.clone());
-            }
-        });
+        wake.key_on_change(&caches.vmis, &self.key, facts);
         // A migration that ends makes room for the next.
-        let (woken, key) = (wake.clone(), self.key.clone());
-        caches.migrations.listen(move |(former, present)| {
-            let is_open = |migration: &VirtualMachineInstanceMigration| !migration.is_final();
-            if former.is_some_and(is_open) && !present.is_some_and(is_open) {
-                woken.key(key.clone());
-            }
-        });
+        let key = self.key.clone();
+        wake.on(&caches.migrations, move |former, present| ends(former, present).then(|| key.clone()));
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {

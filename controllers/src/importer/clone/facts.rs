@@ -139,19 +139,15 @@ pub(in crate::importer) fn watch(caches: &Arc<Caches>, wake: &Wake) {
         woken.keys(receiver(claim));
         woken.keys(of.data_volumes.keys_by(&DataVolumeIndex::Claim(key)));
     });
-    let (woken, of) = (wake.clone(), caches.clone());
-    caches.snapshots.listen(move |(former, present)| {
-        let Some(snapshot) = present.or(former) else { return };
-        woken.keys(of.data_volumes.keys_by(&DataVolumeIndex::Snapshot(Key::of(&snapshot.metadata))));
+    let volumes = caches.data_volumes.clone();
+    wake.on_object(&caches.snapshots, move |snapshot| {
+        volumes.keys_by(&DataVolumeIndex::Snapshot(Key::of(&snapshot.metadata)))
     });
-    let woken = wake.clone();
-    caches.volumes.listen(move |(former, present)| {
-        woken.keys(present.or(former).and_then(CachedVolume::receiver));
-    });
-    let (woken, of) = (wake.clone(), caches.clone());
-    caches.claim_users.listen(move |(_, present)| {
+    wake.on_object(&caches.volumes, CachedVolume::receiver);
+    let volumes = caches.data_volumes.clone();
+    wake.on(&caches.claim_users, move |_, present| {
         let claim = present.map(|users| DataVolumeIndex::Claim(Key::of(users.meta())));
-        woken.keys(claim.into_iter().flat_map(|claim| of.data_volumes.keys_by(&claim)));
+        claim.map(|claim| volumes.keys_by(&claim)).into_iter().flatten()
     });
     let (woken, of) = (wake.clone(), caches.clone());
     caches.claim_warnings.listen(move |(_, present)| {
@@ -159,14 +155,11 @@ pub(in crate::importer) fn watch(caches: &Arc<Caches>, wake: &Wake) {
         woken.keys(of.claims.get(&key).and_then(|claim| receiver(&claim)));
         woken.key(key);
     });
-    let (woken, of) = (wake.clone(), caches.clone());
-    caches.import_pods.listen(move |(former, present)| {
-        woken.keys(present.or(former).and_then(|pod| served(&of, pod)));
-    });
-    let (woken, of) = (wake.clone(), caches.clone());
-    caches.import_progress.listen(move |(_, present)| {
-        let pod = present.and_then(|progress| of.import_pods.get(&Key::of(&progress.metadata)));
-        woken.keys(pod.and_then(|pod| served(&of, &pod)));
+    let of = caches.clone();
+    wake.on_object(&caches.import_pods, move |pod| served(&of, pod));
+    let of = caches.clone();
+    wake.on(&caches.import_progress, move |_, present| {
+        present.and_then(|progress| served(&of, &*of.import_pods.get(&Key::of(&progress.metadata))?))
     });
 }
 

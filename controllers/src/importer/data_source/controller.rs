@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Observed, Target, resolve};
 use crate::{
-    cache::Key,
+    cache::{Cache, Cached, Key},
     importer::{controller::begins, status::Fact},
     options::ImporterMode,
     resources::{
@@ -43,6 +43,22 @@ fn target(caches: &Caches, own: &DataSource, source: &DataSourceSource) -> Targe
     Target::None(Fact::no("NoSource", "No source PVC set"))
 }
 
+/// Wakes the DataSources that name a changed object, and those that name these.
+fn wake_naming<K: Cached>(
+    wake: &Wake,
+    cache: &Cache<K>,
+    sources: &Arc<Cache<DataSource>>,
+    index: fn(Key) -> DataSourceIndex,
+) {
+    let sources = sources.clone();
+    wake.on_object(cache, move |object| {
+        let mut naming = sources.keys_by(&index(Key::of(object.meta())));
+        let further = naming.iter().flat_map(|key| sources.keys_by(&DataSourceIndex::DataSource(key.clone())));
+        naming.extend(further.collect::<Vec<_>>());
+        naming
+    });
+}
+
 impl Controller for DataSources {
     const NAME: &'static str = "datasource";
     const NEEDS: Needs = needs(&[
@@ -59,38 +75,11 @@ impl Controller for DataSources {
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.data_sources);
         let sources = &caches.data_sources;
-        let (woken, by) = (wake.clone(), sources.clone());
-        // Those that name one, and those that name these.
-        let wake_by = Arc::new(move |index: &DataSourceIndex| {
-            for key in by.keys_by(index) {
-                woken.keys(by.keys_by(&DataSourceIndex::DataSource(key.clone())));
-                woken.key(key);
-            }
-        });
-        let (of_claim, of_volume, of_snapshot) = (wake_by.clone(), wake_by.clone(), wake_by.clone());
-        caches.claims.listen(move |(former, present)| {
-            let Some(claim) = present.or(former) else { return };
-            of_claim(&DataSourceIndex::Claim(Key::of(&claim.metadata)));
-        });
-        caches.data_volumes.listen(move |(former, present)| {
-            let Some(volume) = present.or(former) else { return };
-            of_volume(&DataSourceIndex::Claim(Key::of(&volume.metadata)));
-        });
-        caches.snapshots.listen(move |(former, present)| {
-            let Some(snapshot) = present.or(former) else { return };
-            of_snapshot(&DataSourceIndex::Snapshot(Key::of(&snapshot.metadata)));
-        });
-        caches.data_sources.listen(move |(former, present)| {
-            let Some(source) = present.or(former) else { return };
-            wake_by(&DataSourceIndex::DataSource(Key::of(&source.metadata)));
-        });
-        let (woken, sources) = (wake.clone(), sources.clone());
-        caches.cdis.listen(move |seen| {
-            // CDI appeared or went.
-            if let (None, None) = seen {
-                woken.keys(sources.keys());
-            }
-        });
+        wake_naming(wake, &caches.claims, sources, DataSourceIndex::Claim);
+        wake_naming(wake, &caches.data_volumes, sources, DataSourceIndex::Claim);
+        wake_naming(wake, &caches.snapshots, sources, DataSourceIndex::Snapshot);
+        wake_naming(wake, sources, sources, DataSourceIndex::DataSource);
+        wake.all_on_presence(&caches.cdis, sources);
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
