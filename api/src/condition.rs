@@ -85,6 +85,14 @@ pub fn remove(conditions: &mut Vec<Condition>, type_: &str) -> bool {
     conditions.len() != before
 }
 
+/// Sets a condition in a list, or removes its type if it does not hold (`None`). Returns true if the list changed.
+pub fn set_or_remove(conditions: &mut Vec<Condition>, type_: &str, condition: Option<Condition>) -> bool {
+    match condition {
+        Some(condition) => set(conditions, condition),
+        None => remove(conditions, type_),
+    }
+}
+
 fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }

@@ -10,9 +10,10 @@ use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::runtime::{Effect, Event, Kind};
+use crate::runtime::{Effect, Kind};
 
 /// Returns the labels that a VMI gets from a template. Reserved labels hold the node of a VMI and the VMI of a pod. Admission
 /// rejects them in templates, but an older template may have them.
@@ -43,21 +44,30 @@ pub(crate) fn set_owners(instance: &VirtualMachineInstance, owners: &Value) -> E
     Effect::merge(Kind::Instance, metadata, patch)
 }
 
+/// Creates a VMI. Its owner gets the events.
+pub(crate) fn create_vmi(
+    namespace: Option<&str>,
+    instance: &impl Serialize,
+    owner: ObjectReference,
+) -> Result<Effect, serde_json::Error> {
+    let started = "Started the virtual machine by creating the new virtual machine instance {name}";
+    Ok(Effect::create(Kind::Instance, namespace, instance)?.reported(
+        owner,
+        (event::SUCCESSFUL_CREATE, started),
+        (event::FAILED_CREATE, "Error creating virtual machine instance: {error}"),
+    ))
+}
+
 /// Deletes a VMI. `owner` gets the events.
 pub(crate) fn delete_vmi(instance: &VirtualMachineInstance, owner: impl Fn() -> ObjectReference) -> Effect {
     let uid = instance.metadata.uid.as_deref().unwrap_or_default();
     let name = instance.metadata.name.as_deref().unwrap_or_default();
-    Effect::delete(Kind::Instance, &instance.metadata)
-        .on_success(Event::normal(
-            owner(),
-            event::SUCCESSFUL_DELETE,
-            format!("Stopped the virtual machine by deleting the virtual machine instance {uid}"),
-        ))
-        .on_failure(Event::warning(
-            owner(),
-            event::FAILED_DELETE,
-            format!("Error deleting virtual machine instance {name}: {{error}}"),
-        ))
+    let stopped = format!("Stopped the virtual machine by deleting the virtual machine instance {uid}");
+    Effect::delete(Kind::Instance, &instance.metadata).reported(
+        owner(),
+        (event::SUCCESSFUL_DELETE, stopped),
+        (event::FAILED_DELETE, format!("Error deleting virtual machine instance {name}: {{error}}")),
+    )
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     resources::bundle_carriers::BundleCarrier,
-    runtime::{Effect, Kind, WriteOptions},
+    runtime::{Effect, Kind},
 };
 
 /// Returns the published bundle.
@@ -57,16 +57,7 @@ pub(super) fn write(namespace: &str, former: Option<&ConfigMap>, text: &str) -> 
         };
         return Effect::create(Kind::ConfigMap, Some(namespace), &map).map_err(CertificateError::Json);
     };
-    Ok(Effect::Patch {
-        kind: Kind::ConfigMap,
-        namespace: Some(namespace.to_owned()),
-        name: tls::CA_CONFIG_MAP.to_owned(),
-        resource_version: former.metadata.resource_version.clone(),
-        subresource: None,
-        strategic: false,
-        patch: json!({"data": data}),
-        options: WriteOptions::default(),
-    })
+    Ok(Effect::merge(Kind::ConfigMap, &former.metadata, json!({"data": data})))
 }
 
 /// Returns the change of an object whose bundle differs.
@@ -78,23 +69,13 @@ pub(crate) fn inject(kind: Kind, object: &BundleCarrier, bundle: &str) -> Option
         return None;
     }
     let encoded = base64::engine::general_purpose::STANDARD.encode(bundle);
-    let (strategic, patch) = match kind {
-        Kind::ApiService => (false, json!({"spec": {"caBundle": encoded}})),
+    Some(match kind {
+        Kind::ApiService => Effect::merge(kind, &object.metadata, json!({"spec": {"caBundle": encoded}})),
         _ => {
             // Merged by the names of the webhooks, in any order.
             let webhooks: Vec<_> =
                 stale.iter().map(|name| json!({"name": name, "clientConfig": {"caBundle": encoded}})).collect();
-            (true, json!({"webhooks": webhooks}))
+            Effect::merge(kind, &object.metadata, json!({"webhooks": webhooks})).by_keys()
         }
-    };
-    Some(Effect::Patch {
-        kind,
-        namespace: None,
-        name: object.metadata.name.clone().unwrap_or_default(),
-        resource_version: object.metadata.resource_version.clone(),
-        subresource: None,
-        strategic,
-        patch,
-        options: WriteOptions::default(),
     })
 }

@@ -38,7 +38,7 @@ use self::{
 };
 use crate::{
     resources::bundle_carriers::BundleCarrier,
-    runtime::{Decision, Effect, Kind, WriteOptions},
+    runtime::{Decision, Effect, Kind},
 };
 
 /// Time that a new authority is in the bundle before it signs. Every process has the bundle by then.
@@ -359,16 +359,7 @@ fn write_secret(
             known.extend(annotations);
             let change = Effect::change(Kind::Secret, former, &wanted, None).map_err(CertificateError::Json)?;
             // A step always changes something; an empty patch is not sent.
-            Ok(change.unwrap_or(Effect::Patch {
-                kind: Kind::Secret,
-                namespace: Some(namespace.to_owned()),
-                name: name.to_owned(),
-                resource_version: None,
-                subresource: None,
-                strategic: false,
-                patch: serde_json::json!({}),
-                options: WriteOptions::default(),
-            }))
+            Ok(change.unwrap_or_else(|| Effect::merge(Kind::Secret, &former.metadata, serde_json::json!({}))))
         }
     }
 }

@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use serde_json::json;
 
 use super::{Authority, CertificateError, Lives, SHORTEST_LIFE, authority::leaf_dates};
-use crate::runtime::{Decision, Effect, Kind, WriteOptions};
+use crate::runtime::{Decision, Effect, Kind};
 
 /// Longest request that is read.
 const REQUEST_LIMIT: usize = 16 * 1024;
@@ -198,14 +198,5 @@ fn conclude(
 }
 
 fn patch(request: &CertificateSigningRequest, subresource: &'static str, patch: serde_json::Value) -> Effect {
-    Effect::Patch {
-        kind: Kind::CertificateSigningRequest,
-        namespace: None,
-        name: request.metadata.name.clone().unwrap_or_default(),
-        resource_version: request.metadata.resource_version.clone(),
-        subresource: Some(subresource),
-        strategic: false,
-        patch,
-        options: WriteOptions::default(),
-    }
+    Effect::merge(Kind::CertificateSigningRequest, &request.metadata, patch).of_subresource(subresource)
 }

@@ -22,7 +22,7 @@ pub(crate) use self::controller::Evacuations;
 use crate::{
     migration::{Origin, migration_of},
     resources::vmis::node_name,
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Failure, Kind},
 };
 
 /// Wait for the end of a pod that a former migration left behind, which changes the VMI in general.
@@ -75,16 +75,15 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
         decision.wake(POD_ENDS);
         return Ok(decision);
     }
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
+    if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
         return Ok(decision);
     }
-    let regarding = || Kind::Instance.reference(&vmi.metadata);
     let migration = migration_of(vmi, Origin::Evacuation { node });
     let effect = Effect::create(Kind::Migration, vmi.metadata.namespace.as_deref(), &migration)?;
-    let created = Event::normal(regarding(), event::SUCCESSFUL_CREATE, "Created Migration {name}");
-    let refused = Event::warning(regarding(), event::FAILED_CREATE, "Error creating a Migration: {error}");
-    decision.push(effect.on_success(created).on_failure(refused));
+    decision.push(effect.reported(
+        Kind::Instance.reference(&vmi.metadata),
+        (event::SUCCESSFUL_CREATE, "Created Migration {name}"),
+        (event::FAILED_CREATE, "Error creating a Migration: {error}"),
+    ));
     Ok(decision)
 }

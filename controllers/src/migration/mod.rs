@@ -141,9 +141,7 @@ impl Observed {
 
     /// Returns true if a refused write must wait, and sets the wake-up.
     fn must_wait(&self, reason: &str, decision: &mut Decision) -> bool {
-        let Some(failure) = self.refusal(reason).filter(|failure| failure.blocks(self.now)) else { return false };
-        decision.wake(failure.remaining(self.now));
-        true
+        decision.must_wait(self.failure.as_ref(), reason, self.now)
     }
 }
 

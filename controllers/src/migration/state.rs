@@ -66,11 +66,11 @@ pub(super) fn hand_over(
     let handed = "Migration target pod is ready for preparation by virt-handler.";
     let failed = "Failed to set MigrationStat in VMI status. :{error}";
     if let Some(change) = Effect::change(Kind::Instance, vmi, &wanted, None)? {
-        decision.push(
-            change
-                .on_success(Event::normal(observed.regarding(), event::SUCCESSFUL_HAND_OVER, handed))
-                .on_failure(Event::warning(observed.regarding(), event::FAILED_HAND_OVER, failed)),
-        );
+        decision.push(change.reported(
+            observed.regarding(),
+            (event::SUCCESSFUL_HAND_OVER, handed),
+            (event::FAILED_HAND_OVER, failed),
+        ));
     }
     Ok(())
 }
@@ -136,11 +136,11 @@ pub(super) fn stop(
     let failed = "failed to set MigrationState in VMI status. :{error}";
     let message = "Migration is ready to be canceled by virt-handler.";
     if let Some(change) = Effect::change(Kind::Instance, vmi, &wanted, None)? {
-        decision.push(
-            change
-                .on_success(Event::normal(observed.regarding(), event::SUCCESSFUL_ABORT_MIGRATION, message))
-                .on_failure(Event::warning(observed.regarding(), event::FAILED_ABORT_MIGRATION, failed)),
-        );
+        decision.push(change.reported(
+            observed.regarding(),
+            (event::SUCCESSFUL_ABORT_MIGRATION, message),
+            (event::FAILED_ABORT_MIGRATION, failed),
+        ));
     }
     Ok(())
 }

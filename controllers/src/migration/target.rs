@@ -14,7 +14,7 @@ use crate::{
     attachment_pod::{self, Attached},
     launcher_pod::{self, Inputs, Target},
     resources::{attachments::CachedAttachment, pods::CachedPod},
-    runtime::{Decision, Effect, Event, Kind, WriteOptions},
+    runtime::{Decision, Effect, Event, Kind},
     vmi::plugged_volumes,
 };
 
@@ -179,11 +179,11 @@ pub(super) fn delete(observed: &Observed, pod: &CachedPod, text: &str, decision:
     let (namespace, name) = (pod.metadata.namespace.as_deref(), pod.metadata.name.as_deref());
     let name = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
     let failed = "Error deleting canceled migration target pod: {error}";
-    decision.push(
-        Effect::delete(Kind::Pod, &pod.metadata)
-            .on_success(Event::normal(observed.regarding(), event::SUCCESSFUL_DELETE, text.replace("{pod}", &name)))
-            .on_failure(Event::warning(observed.regarding(), event::FAILED_DELETE, failed)),
-    );
+    decision.push(Effect::delete(Kind::Pod, &pod.metadata).reported(
+        observed.regarding(),
+        (event::SUCCESSFUL_DELETE, text.replace("{pod}", &name)),
+        (event::FAILED_DELETE, failed),
+    ));
 }
 
 /// Deletes a target pod that does not start in time.
@@ -224,14 +224,6 @@ pub(super) fn mark_ready(observed: &Observed, decision: &mut Decision) {
         return;
     }
     let time = at.0.to_zoned(TimeZone::UTC).strftime(GO_TIME).to_string();
-    decision.push(Effect::Patch {
-        kind: Kind::Pod,
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-        resource_version: None,
-        subresource: None,
-        strategic: false,
-        patch: json!({"metadata": {"annotations": {annotation::MIGRATION_TARGET_READY: time}}}),
-        options: WriteOptions::default(),
-    });
+    let patch = json!({"metadata": {"annotations": {annotation::MIGRATION_TARGET_READY: time}}});
+    decision.push(Effect::merge(Kind::Pod, &pod.metadata, patch).of_any_version());
 }

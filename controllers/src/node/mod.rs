@@ -23,7 +23,7 @@ pub(crate) use self::controller::Nodes;
 use crate::{
     cache::Key,
     resources::{VmiWithPods, nodes::CachedNode, pods::CachedPod, workloads::CachedWorkload},
-    runtime::{Decision, Effect, Event, Kind, WriteOptions},
+    runtime::{Decision, Effect, Event, Kind},
     tsc,
 };
 
@@ -111,24 +111,14 @@ fn mark_unschedulable(node: &CachedNode, decision: &mut Decision) {
     if schedulable.is_none_or(|value| value != "true") {
         return;
     }
-    decision.push(Effect::Patch {
-        kind: Kind::Node,
-        namespace: None,
-        name: node.metadata.name.clone().unwrap_or_default(),
-        // A virt-handler that has written since is not silent: then this write must fail.
-        resource_version: node.metadata.resource_version.clone(),
-        subresource: None,
-        strategic: false,
-        patch: json!({"metadata": {"labels": {label::SCHEDULABLE: "false"}}}),
-        options: WriteOptions {
-            success: Some(Event::normal(
-                Kind::Node.reference(&node.metadata),
-                event::NODE_UNRESPONSIVE,
-                "virt-handler is not responsive, marking node as unresponsive",
-            )),
-            ..WriteOptions::default()
-        },
-    });
+    // A virt-handler that has written since is not silent: then this write must fail.
+    let mark =
+        Effect::merge(Kind::Node, &node.metadata, json!({"metadata": {"labels": {label::SCHEDULABLE: "false"}}}));
+    decision.push(mark.on_success(Event::normal(
+        Kind::Node.reference(&node.metadata),
+        event::NODE_UNRESPONSIVE,
+        "virt-handler is not responsive, marking node as unresponsive",
+    )));
 }
 
 fn is_alive(pod: &CachedPod) -> bool {

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     Condition, VirtualMachineInstance, VirtualMachineInstanceReplicaSet,
-    condition::{remove, set},
+    condition::{remove, set, set_or_remove},
     constants::{condition, event, reason},
     owner,
     replicaset::VirtualMachineInstanceReplicaSetStatus,
@@ -22,7 +22,7 @@ use serde_json::json;
 
 pub(crate) use self::controller::ReplicaSets;
 use crate::{
-    owned_vmis::{self, delete_vmi, set_owners},
+    owned_vmis::{self, create_vmi, delete_vmi, set_owners},
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
@@ -160,37 +160,19 @@ fn scale(observed: &Observed, changes: &Changes<'_>, decision: &mut Decision) ->
     if !deletion_waits {
         for instance in &changes.finished {
             let name = instance.metadata.name.as_deref().unwrap_or_default();
-            decision.push(
-                Effect::delete(Kind::Instance, &instance.metadata)
-                    .on_success(Event::normal(
-                        regarding(),
-                        event::SUCCESSFUL_DELETE,
-                        format!("Deleted finished virtual machine: {name}"),
-                    ))
-                    .on_failure(Event::warning(
-                        regarding(),
-                        event::FAILED_DELETE,
-                        format!("Error deleting finished virtual machine {name}: {{error}}"),
-                    )),
-            );
+            decision.push(Effect::delete(Kind::Instance, &instance.metadata).reported(
+                regarding(),
+                (event::SUCCESSFUL_DELETE, format!("Deleted finished virtual machine: {name}")),
+                (event::FAILED_DELETE, format!("Error deleting finished virtual machine {name}: {{error}}")),
+            ));
         }
         for instance in &changes.stopped {
             decision.push(delete_vmi(instance, regarding));
         }
     }
     for _ in 0..made {
-        let effect = Effect::create(Kind::Instance, set.metadata.namespace.as_deref(), &replica(set))?
-            .on_success(Event::normal(
-                regarding(),
-                event::SUCCESSFUL_CREATE,
-                "Started the virtual machine by creating the new virtual machine instance {name}",
-            ))
-            .on_failure(Event::warning(
-                regarding(),
-                event::FAILED_CREATE,
-                "Error creating virtual machine instance: {error}",
-            ));
-        decision.push(effect);
+        let namespace = set.metadata.namespace.as_deref();
+        decision.push(create_vmi(namespace, &replica(set), regarding())?);
     }
     Ok(())
 }
@@ -245,15 +227,9 @@ fn status(
     } else if remove(&mut conditions, condition::REPLICA_PAUSED) {
         decision.push(Effect::Event(Event::normal(regarding(), "SuccessfulResumed", "Resumed")));
     }
-    match failure {
-        Some(failure) => {
-            let failed = Condition::new(condition::REPLICA_FAILURE, true, failure.reason, &failure.message, &now);
-            self::set(&mut conditions, failed);
-        }
-        None => {
-            remove(&mut conditions, condition::REPLICA_FAILURE);
-        }
-    }
+    let failed =
+        failure.map(|failure| Condition::new(condition::REPLICA_FAILURE, true, failure.reason, &failure.message, &now));
+    set_or_remove(&mut conditions, condition::REPLICA_FAILURE, failed);
     let ready = active.iter().filter(|instance| instance.condition(condition::READY).is_some_and(Condition::is_true));
     let count = |number: usize| Some(i32::try_from(number).unwrap_or(i32::MAX));
     let wanted = VirtualMachineInstanceReplicaSet {

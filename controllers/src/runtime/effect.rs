@@ -1,6 +1,6 @@
-//! Decisions of controllers and the effects they consist of.
+//! The effects of which the decisions of controllers consist.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use api::{cdi::DataVolume, constants::event};
 use k8s_openapi::{
@@ -325,18 +325,11 @@ impl Effect {
         subresource: Option<&'static str>,
     ) -> Result<Option<Self>, serde_json::Error> {
         let patch = daemon::merge_patch::diff(&serde_json::to_value(old)?, &serde_json::to_value(new)?);
-        let Some(patch) = patch else { return Ok(None) };
-        let meta = old.meta();
-        Ok(Some(Self::Patch {
-            kind,
-            namespace: meta.namespace.clone(),
-            name: meta.name.clone().unwrap_or_default(),
-            resource_version: meta.resource_version.clone(),
-            subresource,
-            strategic: false,
-            patch,
-            options: WriteOptions::default(),
-        }))
+        let change = patch.map(|patch| Self::merge(kind, old.meta(), patch));
+        Ok(match subresource {
+            Some(name) => change.map(|change| change.of_subresource(name)),
+            None => change,
+        })
     }
 
     /// Returns a merge patch of the object with this metadata, on condition that it is still this version.
@@ -352,6 +345,33 @@ impl Effect {
             patch,
             options: WriteOptions::default(),
         }
+    }
+
+    /// Returns this patch for a subresource.
+    #[must_use]
+    pub(crate) fn of_subresource(mut self, name: &'static str) -> Self {
+        if let Self::Patch { subresource, .. } = &mut self {
+            *subresource = Some(name);
+        }
+        self
+    }
+
+    /// Returns this patch as a strategic one, which merges lists by their keys.
+    #[must_use]
+    pub(crate) fn by_keys(mut self) -> Self {
+        if let Self::Patch { strategic, .. } = &mut self {
+            *strategic = true;
+        }
+        self
+    }
+
+    /// Returns this patch for any version of the object.
+    #[must_use]
+    pub(crate) fn of_any_version(mut self) -> Self {
+        if let Self::Patch { resource_version, .. } = &mut self {
+            *resource_version = None;
+        }
+        self
     }
 
     /// Returns the deletion of the object with this metadata.
@@ -397,104 +417,68 @@ impl Effect {
         !matches!(self, Self::Event(_))
     }
 
-    fn options_mut(&mut self) -> Option<&mut WriteOptions> {
-        match self {
-            Self::Create { options, .. }
-            | Self::CreateDataVolume { options, .. }
-            | Self::Patch { options, .. }
-            | Self::Delete { options, .. }
-            | Self::Evict { options, .. } => Some(options),
-            // Reads, restored pods and events.
-            _ => None,
+    /// Sets options. Reads, restored pods and events have none.
+    fn with(mut self, set: impl FnOnce(&mut WriteOptions)) -> Self {
+        if let Self::Create { options, .. }
+        | Self::CreateDataVolume { options, .. }
+        | Self::Patch { options, .. }
+        | Self::Delete { options, .. }
+        | Self::Evict { options, .. } = &mut self
+        {
+            set(options);
         }
+        self
     }
 
     /// Adds the event of success.
     #[must_use]
-    pub(crate) fn on_success(mut self, note: Event) -> Self {
-        if let Some(options) = self.options_mut() {
-            options.success = Some(note);
-        }
-        self
+    pub(crate) fn on_success(self, note: Event) -> Self {
+        self.with(|options| options.success = Some(note))
     }
 
     /// Accepts an existing object of the name.
     #[must_use]
-    pub(crate) fn or_existing(mut self) -> Self {
-        if let Some(options) = self.options_mut() {
-            options.existing_will_do = true;
-        }
-        self
+    pub(crate) fn or_existing(self) -> Self {
+        self.with(|options| options.existing_will_do = true)
     }
 
     /// Treats an existing object of the name as a refusal with this message. By default it counts as created meanwhile, and the
     /// watch delivers it.
     #[must_use]
-    pub(crate) fn unless_exists(mut self, refusal: String) -> Self {
-        if let Some(options) = self.options_mut() {
-            options.existing_refuses = Some(refusal);
-        }
-        self
+    pub(crate) fn unless_exists(self, refusal: String) -> Self {
+        self.with(|options| options.existing_refuses = Some(refusal))
     }
 
     /// Carries on after a refusal, which is not remembered.
     #[must_use]
-    pub(crate) fn independent(mut self) -> Self {
-        if let Some(options) = self.options_mut() {
-            options.independent = true;
-        }
-        self
+    pub(crate) fn independent(self) -> Self {
+        self.with(|options| options.independent = true)
     }
 
     /// Remembers a refusal under a reason, without an event.
     #[must_use]
-    pub(crate) fn refused_as(mut self, reason: &'static str) -> Self {
-        if let Some(options) = self.options_mut() {
-            options.failure_reason = Some(reason);
-        }
-        self
+    pub(crate) fn refused_as(self, reason: &'static str) -> Self {
+        self.with(|options| options.failure_reason = Some(reason))
     }
 
     /// Adds the event of refusal and remembers the refusal under its reason.
     #[must_use]
-    pub(crate) fn on_failure(mut self, note: Event) -> Self {
-        if let Some(options) = self.options_mut() {
+    pub(crate) fn on_failure(self, note: Event) -> Self {
+        self.with(|options| {
             options.failure_reason = Some(note.reason);
             options.failure = Some(note);
-        }
-        self
+        })
     }
-}
 
-/// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Decision {
-    /// Writes, in order.
-    pub effects: Vec<Effect>,
-    /// Time after which the key is reconciled even if nothing changes.
-    pub wake_after: Option<Duration>,
-}
-
-impl Decision {
-    /// Returns the decision to do nothing.
+    /// Adds the event of success and that of refusal, each with reason and message, about one object.
     #[must_use]
-    pub(crate) fn settled() -> Self {
-        Self::default()
-    }
-
-    /// Returns true when there is nothing to do and nothing to wait for.
-    #[must_use]
-    pub(crate) fn is_settled(&self) -> bool {
-        self.effects.is_empty() && self.wake_after.is_none()
-    }
-
-    /// Sets the wake-up to `time`, unless an earlier one is set.
-    pub(crate) fn wake(&mut self, time: Duration) {
-        self.wake_after = Some(self.wake_after.map_or(time, |known| known.min(time)));
-    }
-
-    /// Adds an effect.
-    pub(crate) fn push(&mut self, effect: Effect) {
-        self.effects.push(effect);
+    pub(crate) fn reported(
+        self,
+        regarding: ObjectReference,
+        (done, success): (&'static str, impl Into<String>),
+        (refused, failure): (&'static str, impl Into<String>),
+    ) -> Self {
+        let success = Event::normal(regarding.clone(), done, success);
+        self.on_success(success).on_failure(Event::warning(regarding, refused, failure))
     }
 }

@@ -9,6 +9,7 @@
 //! that the next reconcile sees them before the watch delivers them.
 
 mod controller;
+mod decision;
 mod effect;
 mod executor;
 mod lease;
@@ -22,7 +23,8 @@ mod tests;
 
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
-    effect::{DataVolumeCreation, Decision, Effect, Event, Kind, WriteOptions},
+    decision::Decision,
+    effect::{DataVolumeCreation, Effect, Event, Kind, WriteOptions},
     executor::{Answers, ClaimUser, Executor},
     lease::{Election, Times},
     metrics::Metrics,

@@ -101,9 +101,7 @@ fn keep(
     if let Lookup::Object(object, copy) = lookup {
         let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
         if copy.is_none() {
-            let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-            if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-                decision.wake(failure.remaining(observed.now));
+            if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
                 return Ok(status_ref(vm, role).cloned());
             }
             let copy = copy_of(vm, &name, object)?;

@@ -82,10 +82,7 @@ pub(super) fn update(
         None => refused,
     };
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FAILED_UPDATE);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
-    } else {
+    if !decision.must_wait(observed.failure.as_ref(), FAILED_UPDATE, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
         let message = "Error updating the virtual machine instance: {error}";
         decision.push(change.on_failure(Event::warning(regarding, FAILED_UPDATE, message)));
@@ -201,10 +198,7 @@ fn change_spec(
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(change) = Effect::change(Kind::Instance, instance, wanted, None)? else { return Ok(None) };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
-    } else {
+    if !decision.must_wait(observed.failure.as_ref(), reason, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
         decision.push(change.on_failure(Event::warning(regarding, reason, format!("{context}: {{error}}"))));
     }

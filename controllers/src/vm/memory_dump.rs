@@ -16,11 +16,11 @@ use api::{
     vm::status::VirtualMachineMemoryDumpRequest as Request,
     vmi::volumes::{MemoryDumpVolumeSource, Volume},
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::json;
 
 use super::Observed;
-use crate::runtime::{Decision, Effect, Event, Kind, WriteOptions};
+use crate::runtime::{Decision, Effect, Event, Kind};
 
 /// Reason of a refused change for a dump.
 const FAILED: &str = "MemoryDumpError";
@@ -144,9 +144,7 @@ pub(super) fn update(
     let claim = &request.claim_name;
     let in_template = has(template, claim);
     let next = next(request, in_template, vmi, &Time(observed.now));
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FAILED);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
+    if decision.must_wait(observed.failure.as_ref(), FAILED, observed.now) {
         return Ok(());
     }
     let failed = || {
@@ -168,17 +166,10 @@ pub(super) fn update(
         decision.effects.extend(change.map(|change| change.on_failure(failed())));
     }
     if let Some(value) = next.annotation.filter(|_| observed.claims.contains_key(claim)) {
-        let patch = Effect::Patch {
-            kind: Kind::Claim,
-            namespace: vm.metadata.namespace.clone(),
-            name: claim.clone(),
-            resource_version: None,
-            subresource: None,
-            strategic: false,
-            patch: json!({"metadata": {"annotations": {annotation::MEMORY_DUMP: value}}}),
-            options: WriteOptions::default(),
-        };
-        decision.push(patch.on_failure(failed()));
+        let patch = json!({"metadata": {"annotations": {annotation::MEMORY_DUMP: value}}});
+        let of =
+            ObjectMeta { namespace: vm.metadata.namespace.clone(), name: Some(claim.clone()), ..Default::default() };
+        decision.push(Effect::merge(Kind::Claim, &of, patch).on_failure(failed()));
     }
     if let Some(request) = next.request {
         wanted.status.get_or_insert_default().memory_dump_request = request;

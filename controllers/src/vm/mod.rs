@@ -43,7 +43,7 @@ use jiff::Timestamp;
 pub(crate) use self::controller::Vms;
 use self::{chosen::Chosen, data_volumes::DataVolumes, instancetype::Settled, lookup::Lookup, run_strategy::Action};
 use crate::{
-    owned_vmis::{adopt, delete_vmi},
+    owned_vmis::{adopt, create_vmi, delete_vmi},
     resources::{claims::CachedClaim, start_revisions::StartRevision},
     runtime::{Decision, Effect, Event, Failure, Kind},
     volume_migration,
@@ -301,24 +301,10 @@ fn start_instance(
             return Ok(Some(error));
         }
     };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
-    } else {
+    if !decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
         revision::keep(observed, chosen, decision)?;
-        let regarding = || Kind::VirtualMachine.reference(&vm.metadata);
-        let effect = Effect::create(Kind::Instance, vm.metadata.namespace.as_deref(), &instance)?
-            .on_success(Event::normal(
-                regarding(),
-                event::SUCCESSFUL_CREATE,
-                "Started the virtual machine by creating the new virtual machine instance {name}",
-            ))
-            .on_failure(Event::warning(
-                regarding(),
-                event::FAILED_CREATE,
-                "Error creating virtual machine instance: {error}",
-            ));
-        decision.push(effect);
+        let regarding = Kind::VirtualMachine.reference(&vm.metadata);
+        decision.push(create_vmi(vm.metadata.namespace.as_deref(), &instance, regarding)?);
     }
     Ok(blocked(observed, event::FAILED_CREATE, "Failure while starting VMI"))
 }
@@ -339,9 +325,7 @@ fn delete_instance(observed: &Observed, instance: &VirtualMachineInstance, decis
     if instance.is_deleting() {
         return;
     }
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
+    if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
         return;
     }
     decision.push(delete_vmi(instance, || Kind::VirtualMachine.reference(&observed.vm.metadata)));

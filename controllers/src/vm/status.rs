@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     Condition, RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
-    condition::{remove, set},
+    condition::{set, set_or_remove},
     constants::{condition, reason},
     vm::status::VolumeSnapshotStatus,
     vmi::volumes::Volume,
@@ -123,22 +123,9 @@ fn conditions(
     now: &Time,
 ) {
     set(conditions, ready(instance, now));
-    match error {
-        Some(error) => {
-            set(conditions, Condition::new(condition::FAILURE, true, &error.reason, &error.message, now));
-        }
-        None => {
-            remove(conditions, condition::FAILURE);
-        }
-    }
-    match restart {
-        Some(condition) => {
-            set(conditions, condition);
-        }
-        None => {
-            remove(conditions, condition::RESTART_REQUIRED);
-        }
-    }
+    let error = error.map(|error| Condition::new(condition::FAILURE, true, &error.reason, &error.message, now));
+    set_or_remove(conditions, condition::FAILURE, error);
+    set_or_remove(conditions, condition::RESTART_REQUIRED, restart);
     let mirrored = instance.and_then(|instance| instance.status.as_ref()).map(|status| status.conditions.as_slice());
     let mirrored = mirrored.unwrap_or_default();
     let is_provisioned = data_volumes.is_none();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::{
     Condition, VirtualMachineInstance, VmiPhase,
-    condition::{remove, set},
+    condition::{remove, set, set_or_remove},
     constants::{condition, event, reason},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -55,12 +55,9 @@ pub(super) fn update(
         return;
     }
     data_volumes::update_conditions(observed, &phase, conditions);
-    if evicted {
-        let reason = condition::EVICTION_REQUESTED;
-        set(conditions, Condition::new(reason, true, reason, "VMI is marked for eviction", &now));
-    } else {
-        remove(conditions, condition::EVICTION_REQUESTED);
-    }
+    let reason = condition::EVICTION_REQUESTED;
+    let evicted = evicted.then(|| Condition::new(reason, true, reason, "VMI is marked for eviction", &now));
+    set_or_remove(conditions, reason, evicted);
     synchronized(observed, &phase, pod, error, conditions);
     scheduled(observed, &phase, pod, error, conditions);
 }
@@ -167,14 +164,10 @@ fn scheduled(
     let temporary = observed.temporary.iter().map(Arc::as_ref).find(|pod| pod.metadata.deletion_timestamp.is_none());
     let unscheduled =
         pod.or(temporary).and_then(|pod| pod.scheduled.as_ref()).filter(|condition| condition.status == "False");
-    match unscheduled {
-        Some(unscheduled) if *phase == VmiPhase::Scheduling || pod.is_none() => {
-            let reason = unscheduled.reason.as_deref().unwrap_or_default();
-            let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
-            set(conditions, Condition::new(condition::POD_SCHEDULED, false, reason, &message, now));
-        }
-        _ => {
-            remove(conditions, condition::POD_SCHEDULED);
-        }
-    }
+    let unscheduled = unscheduled.filter(|_| *phase == VmiPhase::Scheduling || pod.is_none()).map(|unscheduled| {
+        let reason = unscheduled.reason.as_deref().unwrap_or_default();
+        let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
+        Condition::new(condition::POD_SCHEDULED, false, reason, &message, now)
+    });
+    set_or_remove(conditions, condition::POD_SCHEDULED, unscheduled);
 }

@@ -14,7 +14,7 @@ use std::{cmp::Reverse, sync::Arc, time::Duration};
 use api::{
     Condition, DataVolumePhase, VirtualMachineInstance, VmiPhase,
     cdi::DataVolume,
-    condition::{remove, set},
+    condition::{remove, set, set_or_remove},
     constants::{condition, event, reason},
     hotplug::is_hotplugged,
 };
@@ -119,23 +119,15 @@ pub(super) fn delete_pods(observed: &Observed, decision: &mut Decision) {
             decision.wake(left);
             continue;
         }
-        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
-        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-            decision.wake(failure.remaining(observed.now));
+        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
             return;
         }
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
-        let done = format!("Deleted WaitForFirstConsumer temporary pod {name}");
-        let failed = format!("Failed to delete WaitForFirstConsumer temporary pod {name}");
-        let delete = Effect::delete(Kind::Pod, &pod.metadata).at_once();
-        decision.push(
-            delete.on_success(Event::normal(regarding(), event::SUCCESSFUL_DELETE, done)).on_failure(Event::warning(
-                regarding(),
-                event::FAILED_DELETE,
-                failed,
-            )),
-        );
+        decision.push(Effect::delete(Kind::Pod, &pod.metadata).at_once().reported(
+            Kind::Instance.reference(&observed.instance.metadata),
+            (event::SUCCESSFUL_DELETE, format!("Deleted WaitForFirstConsumer temporary pod {name}")),
+            (event::FAILED_DELETE, format!("Failed to delete WaitForFirstConsumer temporary pod {name}")),
+        ));
     }
 }
 
@@ -171,14 +163,8 @@ pub(super) fn update_conditions(observed: &Observed, phase: &VmiPhase, condition
         Gate::AwaitsConsumer(volume) | Gate::Waits(volume) if is_unstarted => Some(described(volume)),
         _ => None,
     };
-    match waits {
-        Some(message) => {
-            set(conditions, Condition::new(condition::PROVISIONING, true, "", &message, &now));
-        }
-        None => {
-            remove(conditions, condition::PROVISIONING);
-        }
-    }
+    let waits = waits.map(|message| Condition::new(condition::PROVISIONING, true, "", &message, &now));
+    set_or_remove(conditions, condition::PROVISIONING, waits);
     let ready = of_volumes(observed).map(|volume| volume.condition(condition::READY));
     let ready: Vec<Option<&str>> = ready.map(|ready| ready.map(|ready| ready.status.as_str())).collect();
     if ready.is_empty() {

@@ -298,9 +298,7 @@ pub(super) fn create_pods(
             decision.wake(left);
             continue;
         }
-        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-            decision.wake(failure.remaining(observed.now));
+        if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
             return Ok(());
         }
         let render = if triggers { attachment_pod::render_trigger } else { attachment_pod::render };
@@ -312,7 +310,6 @@ pub(super) fn create_pods(
             image: &observed.launcher_image,
             volumes: &[Attached { name: volume.name, read_only: volume.read_only, claim }],
         });
-        let regarding = || Kind::Instance.reference(&instance.metadata);
         let (done, failed) = if triggers {
             let of = format!("hotplug population trigger pod for volume {}", volume.name);
             (
@@ -322,11 +319,11 @@ pub(super) fn create_pods(
         } else {
             ("Created attachment pod {name}".to_owned(), "Error creating attachment pod: {error}".to_owned())
         };
-        decision.push(
-            Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
-                .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, done))
-                .on_failure(Event::warning(regarding(), event::FAILED_CREATE, failed)),
-        );
+        decision.push(Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?.reported(
+            Kind::Instance.reference(&instance.metadata),
+            (event::SUCCESSFUL_CREATE, done),
+            (event::FAILED_CREATE, failed),
+        ));
     }
     Ok(())
 }
@@ -378,20 +375,15 @@ pub(super) fn delete_pods(
         if is_needed {
             continue;
         }
-        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
-        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-            decision.wake(failure.remaining(observed.now));
+        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
             return;
         }
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
-        let (deleted, failed) =
-            (format!("Deleted attachment pod {name}"), format!("Failed to delete attachment pod {name}"));
-        decision.push(
-            Effect::delete(Kind::Pod, &pod.metadata)
-                .on_success(Event::normal(regarding(), event::SUCCESSFUL_DELETE, deleted))
-                .on_failure(Event::warning(regarding(), event::FAILED_DELETE, failed)),
-        );
+        decision.push(Effect::delete(Kind::Pod, &pod.metadata).reported(
+            Kind::Instance.reference(&observed.instance.metadata),
+            (event::SUCCESSFUL_DELETE, format!("Deleted attachment pod {name}")),
+            (event::FAILED_DELETE, format!("Failed to delete attachment pod {name}")),
+        ));
     }
 }
 

@@ -8,7 +8,7 @@ use std::cell::LazyCell;
 
 use api::{
     Condition, VirtualMachineInstance, VmiPhase,
-    condition::{remove, set},
+    condition::set_or_remove,
     constants::condition::{
         HOT_MEMORY_CHANGE, HOT_VCPU_CHANGE, MIGRATION_REQUIRED, VOLUMES_CHANGE, WORKLOAD_UPDATE_INEFFECTIVE,
     },
@@ -126,15 +126,10 @@ pub(super) fn update(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut 
         Some((causes.first()?.reason(), messages.join("; ")))
     });
     let conditions = &mut wanted.status.get_or_insert_default().conditions;
-    match found {
-        Some((reason, message)) => {
-            let now = Time(observed.now);
-            set(conditions, Condition::new(WORKLOAD_UPDATE_INEFFECTIVE, true, reason, &message, &now));
-        }
-        None => {
-            remove(conditions, WORKLOAD_UPDATE_INEFFECTIVE);
-        }
-    }
+    let now = Time(observed.now);
+    let found =
+        found.map(|(reason, message)| Condition::new(WORKLOAD_UPDATE_INEFFECTIVE, true, reason, &message, &now));
+    set_or_remove(conditions, WORKLOAD_UPDATE_INEFFECTIVE, found);
 }
 
 /// Returns the event of a condition that is new or says something else.

@@ -12,7 +12,7 @@ use super::{Observed, conditions, networks};
 use crate::{
     launcher_pod,
     resources::pods::{ANNOTATION_LIMIT, CachedPod, CreatedFor},
-    runtime::{Decision, Effect, Kind, WriteOptions},
+    runtime::{Decision, Effect, Kind},
 };
 
 /// Updates the pod's readiness gate: a paused VMI gets no traffic.
@@ -34,23 +34,15 @@ pub(super) fn readiness_gate(
     if pod.unpaused.as_ref().is_some_and(|known| known.status == status) {
         return;
     }
-    decision.push(Effect::Patch {
-        kind: Kind::Pod,
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-        // The kubelet writes pod status often; the list is merged by type, so no lock is needed.
-        resource_version: None,
-        subresource: Some("status"),
-        strategic: true,
-        patch: json!({"status": {"conditions": [{
-            "type": condition::POD_UNPAUSED,
-            "status": status,
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": Time(now),
-        }]}}),
-        options: WriteOptions::default(),
-    });
+    let patch = json!({"status": {"conditions": [{
+        "type": condition::POD_UNPAUSED,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": Time(now),
+    }]}});
+    // The kubelet writes pod status often; the list is merged by type, so no lock is needed.
+    decision.push(Effect::merge(Kind::Pod, &pod.metadata, patch).by_keys().of_subresource("status").of_any_version());
 }
 
 /// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks.
@@ -83,16 +75,7 @@ pub(super) fn pod_metadata(observed: &Observed, pod: &CachedPod, decision: &mut 
     if metadata.is_empty() {
         return;
     }
-    decision.push(Effect::Patch {
-        kind: Kind::Pod,
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-        resource_version: None,
-        subresource: None,
-        strategic: false,
-        patch: json!({"metadata": metadata}),
-        options: WriteOptions::default(),
-    });
+    decision.push(Effect::merge(Kind::Pod, &pod.metadata, json!({"metadata": metadata})).of_any_version());
 }
 
 /// Returns the changes of a pod's annotations for backups. All of them change together, so one is compared.

@@ -240,13 +240,12 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
         }
     };
     let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
-    } else {
-        let effect = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?
-            .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"))
-            .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}"));
-        decision.push(effect);
+    if !decision.must_wait(failure, event::FAILED_CREATE, observed.now) {
+        decision.push(Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?.reported(
+            regarding(),
+            (event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"),
+            (event::FAILED_CREATE, "Error creating pod: {error}"),
+        ));
     }
     Ok(failure.map(|failure| SyncError {
         reason: reason::FAILED_CREATE.to_owned(),
@@ -270,26 +269,14 @@ pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'
     };
     for pod in pods.filter(is_kept) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let regarding = || Kind::Instance.reference(&observed.instance.metadata);
-        let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DELETE);
-        if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-            decision.wake(failure.remaining(observed.now));
+        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
             continue;
         }
-        decision.push(
-            Effect::delete(Kind::Pod, &pod.metadata)
-                .within(grace)
-                .on_success(Event::normal(
-                    regarding(),
-                    event::SUCCESSFUL_DELETE,
-                    format!("Deleted virtual machine pod {name}"),
-                ))
-                .on_failure(Event::warning(
-                    regarding(),
-                    event::FAILED_DELETE,
-                    format!("Failed to delete virtual machine pod {name}"),
-                )),
-        );
+        decision.push(Effect::delete(Kind::Pod, &pod.metadata).within(grace).reported(
+            Kind::Instance.reference(&observed.instance.metadata),
+            (event::SUCCESSFUL_DELETE, format!("Deleted virtual machine pod {name}")),
+            (event::FAILED_DELETE, format!("Failed to delete virtual machine pod {name}")),
+        ));
     }
 }
 

@@ -25,7 +25,7 @@ use super::{Observed, pods::inputs};
 use crate::{
     launcher_pod::{self, Inputs, NamespaceLimits},
     resources::pods::{Amounts, CachedPod, ComputeResources},
-    runtime::{Decision, Effect, Event, Kind, WriteOptions},
+    runtime::{Decision, Effect, Event, Kind},
 };
 
 /// Reason under which a refused resize is remembered, and of its event.
@@ -186,9 +186,7 @@ pub(super) fn patch(observed: &Observed, pod: &CachedPod, resources: ComputeReso
     if pod.wanted == resources {
         return;
     }
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED);
-    if let Some(failure) = failure.filter(|failure| failure.blocks(observed.now)) {
-        decision.wake(failure.remaining(observed.now));
+    if decision.must_wait(observed.failure.as_ref(), REFUSED, observed.now) {
         return;
     }
     let amounts = |amounts: Amounts| {
@@ -202,18 +200,10 @@ pub(super) fn patch(observed: &Observed, pod: &CachedPod, resources: ComputeReso
             changed.insert(name.to_owned(), Value::Object(amounts));
         }
     }
-    let patch = Effect::Patch {
-        kind: Kind::Pod,
-        namespace: pod.metadata.namespace.clone(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-        resource_version: None,
-        subresource: Some("resize"),
-        strategic: true,
-        patch: json!({"spec": {"containers": [
-            {"name": api::constants::component::COMPUTE_CONTAINER, "resources": changed},
-        ]}}),
-        options: WriteOptions::default(),
-    };
+    let patch = json!({"spec": {"containers": [
+        {"name": api::constants::component::COMPUTE_CONTAINER, "resources": changed},
+    ]}});
+    let patch = Effect::merge(Kind::Pod, &pod.metadata, patch).by_keys().of_subresource("resize").of_any_version();
     let regarding = Kind::Instance.reference(&observed.instance.metadata);
     decision.push(patch.on_failure(Event::warning(regarding, REFUSED, "Error resizing virtual machine pod: {error}")));
 }

@@ -347,10 +347,6 @@ fn inject(kind: Kind, object: &BundleCarrier, segment: &str) -> Option<Effect> {
     if !is_stale {
         return None;
     }
-    let mut effect = Effect::merge(kind, &object.metadata, json!({"webhooks": webhooks}));
-    if let Effect::Patch { strategic, .. } = &mut effect {
-        // Merged by the webhooks' names.
-        *strategic = true;
-    }
-    Some(effect)
+    // Merged by the webhooks' names.
+    Some(Effect::merge(kind, &object.metadata, json!({"webhooks": webhooks})).by_keys())
 }

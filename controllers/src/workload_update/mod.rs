@@ -253,12 +253,12 @@ fn can_migrate(candidate: &VmiWithPods, busy: &[Key]) -> bool {
 fn migration(vmi: &VirtualMachineInstance, need: Need) -> Result<Effect, serde_json::Error> {
     let priority = if need == Need::Version { Priority::SystemCritical } else { Priority::UserTriggered };
     let migration = migration_of(vmi, Origin::WorkloadUpdate { priority, volumes: need == Need::Volumes });
-    let regarding = || Kind::Instance.reference(&vmi.metadata);
-    let created = "Created Migration {name} for automated workload update";
-    let refused = "Error creating a Migration for automated workload update: {error}";
-    let effect = Effect::create(Kind::Migration, vmi.metadata.namespace.as_deref(), &migration)?;
-    let effect = effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, created));
-    Ok(effect.on_failure(Event::warning(regarding(), event::FAILED_CREATE, refused)).independent())
+    let effect = Effect::create(Kind::Migration, vmi.metadata.namespace.as_deref(), &migration)?.reported(
+        Kind::Instance.reference(&vmi.metadata),
+        (event::SUCCESSFUL_CREATE, "Created Migration {name} for automated workload update"),
+        (event::FAILED_CREATE, "Error creating a Migration for automated workload update: {error}"),
+    );
+    Ok(effect.independent())
 }
 
 /// Evicts the next batch of VMIs with an outdated launcher that are not migrated.
@@ -294,7 +294,6 @@ fn rank(vmi: &VirtualMachineInstance, now: Timestamp) -> Vec<u8> {
 }
 
 fn evict(vmi: &VirtualMachineInstance, pod: &CachedPod) -> Effect {
-    let regarding = || Kind::Instance.reference(&vmi.metadata);
     // The reference prints its error value even if there is none.
     let evicted = "Initiated eviction of VMI as part of automated workload update: <nil>";
     let failed = "Error deleting VMI during automated workload update: {error}";
@@ -304,9 +303,6 @@ fn evict(vmi: &VirtualMachineInstance, pod: &CachedPod) -> Effect {
         uid: pod.metadata.uid.clone(),
         options: WriteOptions::default(),
     };
-    effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_EVICT, evicted)).on_failure(Event::warning(
-        regarding(),
-        event::FAILED_EVICT,
-        failed,
-    ))
+    let regarding = Kind::Instance.reference(&vmi.metadata);
+    effect.reported(regarding, (event::SUCCESSFUL_EVICT, evicted), (event::FAILED_EVICT, failed))
 }

@@ -165,16 +165,11 @@ pub(super) fn ended(list: &mut Vec<Condition>) {
 /// Shows that the guest agent lacks commands that the VMI needs. Unknown until the guest agent has reported its commands.
 fn supported(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, report: &LauncherState, now: &Time) {
     let Some(agent) = &report.agent else { return };
-    match missing(vmi, agent) {
-        Some(reason) => {
-            let mut condition = Condition::new(AGENT_NOT_SUPPORTED, true, reason, "", now);
-            condition.last_probe_time = Some(now.clone());
-            condition::set(list, condition);
-        }
-        None => {
-            condition::remove(list, AGENT_NOT_SUPPORTED);
-        }
-    }
+    let lacking = missing(vmi, agent).map(|reason| Condition {
+        last_probe_time: Some(now.clone()),
+        ..Condition::new(AGENT_NOT_SUPPORTED, true, reason, "", now)
+    });
+    condition::set_or_remove(list, AGENT_NOT_SUPPORTED, lacking);
 }
 
 /// Returns the commands that the guest agent lacks, in the words of the reference.

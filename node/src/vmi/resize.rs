@@ -137,15 +137,12 @@ pub(super) fn show_guest(
     let bytes = |size: &Option<Quantity>| size.as_ref().and_then(|size| quantity::units(size).ok());
     // Memory at boot is the guest's from the start; a balloon may hold some of it.
     let is_grown = bytes(&memory.guest_requested) > bytes(&memory.guest_at_boot);
-    match memory.guest_requested.filter(|_| is_grown && report.memory_current < report.memory_requested) {
-        Some(requested) => {
-            let message = format!("the guest does not use all of the {} that it is offered", requested.0);
-            condition::set(&mut next.conditions, not_taken(GUEST_MEMORY_PLUGGED, &message));
-        }
-        None => {
-            condition::remove(&mut next.conditions, GUEST_MEMORY_PLUGGED);
-        }
-    }
+    let unused = memory.guest_requested.filter(|_| is_grown && report.memory_current < report.memory_requested);
+    let unused = unused.map(|requested| {
+        let message = format!("the guest does not use all of the {} that it is offered", requested.0);
+        not_taken(GUEST_MEMORY_PLUGGED, &message)
+    });
+    condition::set_or_remove(&mut next.conditions, GUEST_MEMORY_PLUGGED, unused);
 }
 
 /// Returns an event for each change that has failed.

@@ -1,0 +1,49 @@
+//! Decisions of controllers.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{controller::Failure, effect::Effect};
+
+/// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Decision {
+    /// Writes, in order.
+    pub effects: Vec<Effect>,
+    /// Time after which the key is reconciled even if nothing changes.
+    pub wake_after: Option<Duration>,
+}
+
+impl Decision {
+    /// Returns the decision to do nothing.
+    #[must_use]
+    pub(crate) fn settled() -> Self {
+        Self::default()
+    }
+
+    /// Returns true when there is nothing to do and nothing to wait for.
+    #[must_use]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.effects.is_empty() && self.wake_after.is_none()
+    }
+
+    /// Sets the wake-up to `time`, unless an earlier one is set.
+    pub(crate) fn wake(&mut self, time: Duration) {
+        self.wake_after = Some(self.wake_after.map_or(time, |known| known.min(time)));
+    }
+
+    /// Returns true if a write that was refused for this reason must not be repeated yet. The key is reconciled then.
+    pub(crate) fn must_wait(&mut self, failure: Option<&Failure>, reason: &str, now: Timestamp) -> bool {
+        let blocking = failure.filter(|failure| failure.reason == reason && failure.blocks(now));
+        if let Some(failure) = blocking {
+            self.wake(failure.remaining(now));
+        }
+        blocking.is_some()
+    }
+
+    /// Adds an effect.
+    pub(crate) fn push(&mut self, effect: Effect) {
+        self.effects.push(effect);
+    }
+}
