@@ -2,7 +2,7 @@
 
 use api::{quantity, vmi::domain::DomainSpec};
 
-use super::{DomainError, xml::Element};
+use super::{DomainError, check, xml::Element};
 
 /// Returns the number of vCPUs.
 pub(super) fn vcpus(spec: &DomainSpec) -> u32 {
@@ -69,12 +69,7 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool, cell_memory: Option<u64>) -> Res
     let mut has_mpx = false;
     for feature in spec.cpu.iter().flat_map(|cpu| &cpu.features) {
         let policy = feature.policy.as_deref().filter(|p| !p.is_empty()).unwrap_or("require");
-        if !["force", "require", "optional", "disable", "forbid"].contains(&policy) {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.cpu.features.policy",
-                value: policy.to_owned(),
-            });
-        }
+        check("spec.domain.cpu.features.policy", policy, &["force", "require", "optional", "disable", "forbid"])?;
         has_mpx |= feature.name == "mpx";
         element = element.child(Element::new("feature").with("policy", policy).with("name", &feature.name));
     }

@@ -2,7 +2,7 @@
 
 use api::{VirtualMachineInstance, constants::annotation, vsock};
 
-use super::{DomainError, Environment, alias, on_off, virtio_model, xml::Element};
+use super::{DomainError, Environment, alias, check, given, on_off, virtio_model, xml::Element};
 
 /// Supported video adapters.
 const VIDEO: [&str; 5] = ["virtio", "vga", "bochs", "cirrus", "ramfb"];
@@ -57,36 +57,24 @@ pub(super) fn devices(
     list.extend(display(vmi, env)?);
     list.extend(inputs(vmi)?);
     list.push(balloon(vmi, env, model));
-    if devices.rng.is_some() {
-        list.push(
-            Element::new("rng")
-                .with("model", model)
-                .child(Element::new("backend").with("model", "random").text("/dev/urandom")),
-        );
-    }
+    list.extend(devices.rng.is_some().then(|| {
+        let backend = Element::new("backend").with("model", "random").text("/dev/urandom");
+        Element::new("rng").with("model", model).child(backend)
+    }));
     if let Some(watchdog) = &devices.watchdog {
         let Some(chip) = &watchdog.i6300esb else {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.devices.watchdog",
-                value: watchdog.name.clone(),
-            });
+            let value = watchdog.name.clone();
+            return Err(DomainError::Unsupported { field: "spec.domain.devices.watchdog", value });
         };
-        let action = chip.action.as_deref().filter(|a| !a.is_empty()).unwrap_or("reset");
-        if !["poweroff", "reset", "shutdown"].contains(&action) {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.devices.watchdog.i6300esb.action",
-                value: action.into(),
-            });
-        }
+        let action = given(&chip.action).unwrap_or("reset");
+        check("spec.domain.devices.watchdog.i6300esb.action", action, &["poweroff", "reset", "shutdown"])?;
         list.push(
             Element::new("watchdog").with("model", "i6300esb").with("action", action).child(alias(&watchdog.name)),
         );
     }
     if let Some(sound) = &devices.sound {
-        let card = sound.model.as_deref().filter(|m| !m.is_empty()).unwrap_or("ich9");
-        if !["ich9", "ac97"].contains(&card) {
-            return Err(DomainError::Unsupported { field: "spec.domain.devices.sound.model", value: card.into() });
-        }
+        let card = given(&sound.model).unwrap_or("ich9");
+        check("spec.domain.devices.sound.model", card, &["ich9", "ac97"])?;
         list.push(Element::new("sound").with("model", card).child(alias(&sound.name)));
     }
     if vsock::is_attached(vmi) {
@@ -99,13 +87,8 @@ pub(super) fn devices(
         );
     }
     for panic in &devices.panic_devices {
-        let kind = panic.model.as_deref().filter(|m| !m.is_empty());
-        if kind.is_some_and(|kind| !["isa", "hyperv", "pvpanic"].contains(&kind)) {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.devices.panicDevices.model",
-                value: kind.unwrap_or_default().to_owned(),
-            });
-        }
+        let kind = given(&panic.model);
+        check("spec.domain.devices.panicDevices.model", kind.unwrap_or("isa"), &["isa", "hyperv", "pvpanic"])?;
         list.push(Element::new("panic").with_some("model", kind));
     }
     Ok(list)
@@ -134,9 +117,7 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
         .is_some_and(|bootloader| bootloader.efi.is_some());
     let asked = devices.video.as_ref().and_then(|video| video.type_.as_deref()).filter(|t| !t.is_empty());
     let kind = asked.unwrap_or(if efi && !env.options.vga_for_efi { "bochs" } else { "vga" });
-    if !VIDEO.contains(&kind) {
-        return Err(DomainError::Unsupported { field: "spec.domain.devices.video.type", value: kind.to_owned() });
-    }
+    check("spec.domain.devices.video.type", kind, &VIDEO)?;
     // An explicit adapter gets the memory whatever its type.
     let vram = (asked.is_some() || kind == "vga").then_some("16384");
     Ok(vec![
@@ -155,19 +136,9 @@ fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {
         .inputs
         .iter()
         .map(|input| {
-            let bus = input.bus.as_deref().filter(|b| !b.is_empty()).unwrap_or("usb");
-            if !["usb", "virtio"].contains(&bus) {
-                return Err(DomainError::Unsupported {
-                    field: "spec.domain.devices.inputs.bus",
-                    value: bus.to_owned(),
-                });
-            }
-            if input.type_ != "tablet" {
-                return Err(DomainError::Unsupported {
-                    field: "spec.domain.devices.inputs.type",
-                    value: input.type_.clone(),
-                });
-            }
+            let bus = given(&input.bus).unwrap_or("usb");
+            check("spec.domain.devices.inputs.bus", bus, &["usb", "virtio"])?;
+            check("spec.domain.devices.inputs.type", &input.type_, &["tablet"])?;
             // Input devices have no transitional form.
             let model = (bus == "virtio").then_some("virtio");
             Ok(Element::new("input")

@@ -7,8 +7,11 @@ use api::{
     vmi::{disks::Disk, domain::DomainSpec, volumes::Volume},
 };
 
-use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
+use super::{DomainError, Environment, alias, check, given, pci_address, virtio_model, xml::Element};
 use crate::storage::{Backend, DiskSource, Prepared};
+
+/// Cache modes.
+const CACHES: [&str; 3] = ["none", "writethrough", "writeback"];
 
 /// Returns the bus of a disk of any kind.
 pub(super) fn bus(disk: &Disk) -> &str {
@@ -21,7 +24,7 @@ pub(super) fn bus(disk: &Disk) -> &str {
     } else {
         &None
     };
-    bus.as_deref().filter(|bus| !bus.is_empty()).unwrap_or("sata")
+    given(bus).unwrap_or("sata")
 }
 
 /// I/O threads and their assignment to disks.
@@ -158,9 +161,7 @@ fn one(
         (None, Some(_)) => "lun",
         (None, None) => "disk",
     };
-    if !["virtio", "sata", "scsi", "usb"].contains(&bus) {
-        return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.bus", value: bus.to_owned() });
-    }
+    check("spec.domain.devices.disks.bus", bus, &["virtio", "sata", "scsi", "usb"])?;
     // An empty drive takes a block device later.
     let kind = match source.map(|source| &source.backend) {
         Some(Backend::Block { .. }) | None => "block",
@@ -188,25 +189,18 @@ fn one(
             );
         }
     }
-    let tray = disk.cdrom.as_ref().and_then(|cdrom| cdrom.tray.as_deref()).filter(|tray| !tray.is_empty());
-    element = element.child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray));
-    element = element.children(block_io);
-    if disk.is_read_only() {
-        element = element.child(Element::new("readonly"));
-    }
-    if disk.shareable == Some(true) {
-        element = element.child(Element::new("shareable"));
-    }
+    let tray = disk.cdrom.as_ref().and_then(|cdrom| given(&cdrom.tray));
     // A LUN has the serial number of its device, and libvirt refuses another one. virtctl always requests one.
-    if let Some(serial) = disk.serial.as_deref().filter(|serial| !serial.is_empty() && disk.lun.is_none()) {
-        element = element.child(Element::new("serial").text(serial));
-    }
-    if let Some(order) = disk.boot_order {
-        element = element.child(Element::new("boot").with("order", order.to_string()));
-    }
-    element = element.child(alias(&disk.name));
-    let address = disk.disk.as_ref().and_then(|disk| disk.pci_address.as_deref()).filter(|a| !a.is_empty());
-    if let Some(address) = address {
+    let serial = given(&disk.serial).filter(|_| disk.lun.is_none());
+    element = element
+        .child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray))
+        .children(block_io)
+        .children(disk.is_read_only().then(|| Element::new("readonly")))
+        .children((disk.shareable == Some(true)).then(|| Element::new("shareable")))
+        .children(serial.map(|serial| Element::new("serial").text(serial)))
+        .children(disk.boot_order.map(|order| Element::new("boot").with("order", order.to_string())))
+        .child(alias(&disk.name));
+    if let Some(address) = disk.disk.as_ref().and_then(|disk| given(&disk.pci_address)) {
         if bus != "virtio" {
             return Err(DomainError::PciAddressOfDisk(disk.name.clone()));
         }
@@ -291,10 +285,8 @@ fn driver(
     threads: &IoThreads,
 ) -> Result<Element, DomainError> {
     let virtio = bus(disk) == "virtio";
-    let asked = disk.io.as_deref().filter(|io| !io.is_empty());
-    if let Some(io) = asked.filter(|io| !["native", "threads", "io_uring"].contains(io)) {
-        return Err(DomainError::Unsupported { field: "spec.domain.devices.disks.io", value: io.to_owned() });
-    }
+    let asked = given(&disk.io);
+    check("spec.domain.devices.disks.io", asked.unwrap_or("native"), &["native", "threads", "io_uring"])?;
     let mut driver = Element::new("driver").with("name", "qemu").with("type", format);
     match media {
         Media::Fixed(None) => {}
@@ -305,25 +297,14 @@ fn driver(
             driver = driver.with("cache", cache).with_some("io", io);
         }
         Media::Changeable => {
-            let cache = disk.cache.as_deref().filter(|cache| !cache.is_empty());
-            if let Some(cache) = cache.filter(|cache| !["none", "writethrough", "writeback"].contains(cache)) {
-                return Err(DomainError::Unsupported {
-                    field: "spec.domain.devices.disks.cache",
-                    value: cache.to_owned(),
-                });
-            }
+            let cache = given(&disk.cache);
+            check("spec.domain.devices.disks.cache", cache.unwrap_or("none"), &CACHES)?;
             driver = driver.with_some("cache", cache).with_some("io", asked);
         }
     }
-    let policy = disk.error_policy.as_deref().filter(|policy| !policy.is_empty()).unwrap_or("stop");
-    if !["stop", "ignore", "report", "enospace"].contains(&policy) {
-        return Err(DomainError::Unsupported {
-            field: "spec.domain.devices.disks.errorPolicy",
-            value: policy.to_owned(),
-        });
-    }
-    driver = driver.with("error_policy", policy);
-    driver = driver.with_some("discard", discard.then_some("unmap"));
+    let policy = given(&disk.error_policy).unwrap_or("stop");
+    check("spec.domain.devices.disks.errorPolicy", policy, &["stop", "ignore", "report", "enospace"])?;
+    driver = driver.with("error_policy", policy).with_some("discard", discard.then_some("unmap"));
     if virtio {
         driver = driver
             .with_some("iothread", thread.map(|thread| thread.to_string()))
@@ -352,8 +333,7 @@ fn cache<'a>(disk: &'a Disk, source: &DiskSource) -> Result<&'a str, DomainError
         "" if source.direct_io => Ok("none"),
         "" => Ok("writethrough"),
         "none" if !source.direct_io => Err(DomainError::DirectIo(path.clone())),
-        "none" | "writethrough" | "writeback" => Ok(asked),
-        other => Err(DomainError::Unsupported { field: "spec.domain.devices.disks.cache", value: other.to_owned() }),
+        asked => check("spec.domain.devices.disks.cache", asked, &CACHES).map(|()| asked),
     }
 }
 

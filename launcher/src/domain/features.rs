@@ -7,7 +7,7 @@ use api::{
     vmi::features::{FeatureHyperv, FeatureState},
 };
 
-use super::{DomainError, on_off, xml::Element, yes_no};
+use super::{DomainError, given, on_off, xml::Element, yes_no};
 
 fn is_on(enabled: Option<bool>) -> bool {
     enabled.unwrap_or(true)
@@ -15,26 +15,18 @@ fn is_on(enabled: Option<bool>) -> bool {
 
 /// Renders the `<features>` element. A VMI without features has none, not even ACPI.
 pub(super) fn features(vmi: &VirtualMachineInstance) -> Result<Element, DomainError> {
-    let mut element = Element::new("features");
+    let element = Element::new("features");
     let Some(features) = &vmi.spec.domain.features else { return Ok(element) };
-    if features.acpi.is_enabled() {
-        element = element.child(Element::new("acpi"));
-    }
-    if let Some(apic) = &features.apic
-        && is_on(apic.enabled)
-    {
-        let eoi = apic.end_of_interrupt.then_some("on");
-        element = element.child(Element::new("apic").with_some("eoi", eoi));
-    }
-    if features.smm.as_ref().is_some_and(FeatureState::is_enabled) {
-        element = element.child(Element::new("smm").with("state", "on"));
-    }
-    if let Some(kvm) = &features.kvm {
-        element = element.child(Element::new("kvm").child(Element::new("hidden").with("state", on_off(kvm.hidden))));
-    }
-    if let Some(spinlock) = &features.pvspinlock {
-        element = element.child(Element::new("pvspinlock").with("state", on_off(spinlock.is_enabled())));
-    }
+    let apic = features.apic.as_ref().filter(|apic| is_on(apic.enabled));
+    let has_smm = features.smm.as_ref().is_some_and(FeatureState::is_enabled);
+    let hidden = |hidden: bool| Element::new("kvm").child(Element::new("hidden").with("state", on_off(hidden)));
+    let spinlock = features.pvspinlock.as_ref().map(FeatureState::is_enabled);
+    let mut element = element
+        .children(features.acpi.is_enabled().then(|| Element::new("acpi")))
+        .children(apic.map(|apic| Element::new("apic").with_some("eoi", apic.end_of_interrupt.then_some("on"))))
+        .children(has_smm.then(|| Element::new("smm").with("state", "on")))
+        .children(features.kvm.as_ref().map(|kvm| hidden(kvm.hidden)))
+        .children(spinlock.map(|on| Element::new("pvspinlock").with("state", on_off(on))));
     if let Some(hyperv) = &features.hyperv {
         element = element.child(enlightenments(hyperv)?);
     } else if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
@@ -68,10 +60,8 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
         let on = is_on(vendor.enabled);
         let id = vendor.vendorid.as_deref().unwrap_or_default();
         if on && (id.is_empty() || id.len() > 12 || id.contains(',')) {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.features.hyperv.vendorid",
-                value: id.to_owned(),
-            });
+            let value = id.to_owned();
+            return Err(DomainError::Unsupported { field: "spec.domain.features.hyperv.vendorid", value });
         }
         element =
             element.child(Element::new("vendor_id").with("state", on_off(on)).with_some("value", on.then_some(id)));
@@ -98,7 +88,7 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
         return Ok(counter.map(|counter| Element::new("clock").with("offset", "utc").child(counter)));
     };
     let mut element = Element::new("clock");
-    if let Some(zone) = clock.timezone.as_deref().filter(|z| !z.is_empty()) {
+    if let Some(zone) = given(&clock.timezone) {
         // QEMU silently uses UTC for an unknown zone.
         if !is_zone(zones, zone) {
             return Err(DomainError::Unsupported { field: "spec.domain.clock.timezone", value: zone.to_owned() });

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use api::{StartStrategy, VirtualMachineInstance};
 
-use super::{DomainError, Environment, xml::Element, yes_no};
+use super::{DomainError, Environment, given, xml::Element, yes_no};
 
 /// UEFI firmware: code and the template of its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,14 +62,12 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
         os = os
             .children(env.prepared.kernel.as_ref().map(|path| Element::new("kernel").text(path.to_string_lossy())))
             .children(env.prepared.initrd.as_ref().map(|path| Element::new("initrd").text(path.to_string_lossy())))
-            .children(
-                boot.kernel_args.as_ref().filter(|a| !a.is_empty()).map(|args| Element::new("cmdline").text(args)),
-            );
+            .children(given(&boot.kernel_args).map(|arguments| Element::new("cmdline").text(arguments)));
     }
     if let Some(acpi) = firmware.and_then(|f| f.acpi.as_ref()) {
         let mut tables = Element::new("acpi");
         for (kind, volume) in [("slic", &acpi.slic_name_ref), ("msdm", &acpi.msdm_name_ref)] {
-            let Some(volume) = volume.as_deref().filter(|v| !v.is_empty()) else { continue };
+            let Some(volume) = given(volume) else { continue };
             if !vmi.spec.volumes.iter().any(|v| v.name == volume && v.secret.is_some()) {
                 return Err(DomainError::AcpiTable(kind));
             }
@@ -78,16 +76,12 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
         }
         os = os.child(tables);
     }
-    if vmi.spec.start_strategy == Some(StartStrategy::Paused) {
-        os = os.child(Element::new("bootmenu").with("enable", "yes").with("timeout", "10000"));
-    }
-    os = os.child(Element::new("smbios").with("mode", "sysinfo"));
-    let use_serial =
-        firmware.and_then(|f| f.bootloader.as_ref()).and_then(|b| b.bios.as_ref()).and_then(|bios| bios.use_serial);
-    if use_serial == Some(true) {
-        os = os.child(Element::new("bios").with("useserial", "yes"));
-    }
-    Ok(os)
+    let is_paused = vmi.spec.start_strategy == Some(StartStrategy::Paused);
+    let use_serial = firmware.and_then(|firmware| firmware.bootloader.as_ref()?.bios.as_ref()?.use_serial);
+    Ok(os
+        .children(is_paused.then(|| Element::new("bootmenu").with("enable", "yes").with("timeout", "10000")))
+        .child(Element::new("smbios").with("mode", "sysinfo"))
+        .children((use_serial == Some(true)).then(|| Element::new("bios").with("useserial", "yes"))))
 }
 
 /// Renders the `<sysinfo>` element.

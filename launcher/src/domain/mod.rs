@@ -192,22 +192,20 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     let mut domain = Element::new("domain")
         .with("type", if env.kvm { "kvm" } else { "qemu" })
         .child(Element::new("name").text(name.clone()));
-    if let Some(uuid) = spec.firmware.as_ref().and_then(|f| f.uuid.as_deref()).filter(|u| !u.is_empty()) {
-        domain = domain.child(Element::new("uuid").text(uuid));
-    }
+    let uuid = spec.firmware.as_ref().and_then(|firmware| given(&firmware.uuid));
     // Memory grows by one device of type virtio-mem, which needs no slot.
-    domain = domain.children(
-        most_memory.map(|most| Element::new("maxMemory").with("unit", "b").with("slots", "0").text(most.to_string())),
-    );
-    domain = domain.child(Element::new("memory").with("unit", "b").text(memory.to_string()));
-    if spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some()) {
-        domain = domain.child(
-            Element::new("memoryBacking")
-                .child(Element::new("hugepages"))
-                .child(Element::new("source").with("type", "memfd")),
-        );
-    }
+    let grown = |most: u64| Element::new("maxMemory").with("unit", "b").with("slots", "0").text(most.to_string());
+    let has_huge_pages = spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
+    let huge_pages = || {
+        Element::new("memoryBacking")
+            .child(Element::new("hugepages"))
+            .child(Element::new("source").with("type", "memfd"))
+    };
     domain = domain
+        .children(uuid.map(|uuid| Element::new("uuid").text(uuid)))
+        .children(most_memory.map(grown))
+        .child(Element::new("memory").with("unit", "b").text(memory.to_string()))
+        .children(has_huge_pages.then(huge_pages))
         .child(cpu::vcpu(spec))
         .children(threads.element())
         .child(firmware::os(vmi, env)?)
@@ -215,14 +213,11 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .child(features::features(vmi)?)
         .children(features::clock(vmi, env.zones)?)
         .child(cpu::cpu(spec, env.kvm, most_memory.map(|_| memory))?);
-    domain = match spec.reboot_policy.as_deref() {
-        None | Some("") => domain,
-        Some("Reboot") => domain.child(Element::new("on_reboot").text("restart")),
-        Some("Terminate") => domain.child(Element::new("on_reboot").text("destroy")),
-        Some(other) => {
-            return Err(DomainError::Unsupported { field: "spec.domain.rebootPolicy", value: other.to_owned() });
-        }
-    };
+    if let Some(policy) = given(&spec.reboot_policy) {
+        check("spec.domain.rebootPolicy", policy, &["Reboot", "Terminate"])?;
+        let action = if policy == "Reboot" { "restart" } else { "destroy" };
+        domain = domain.child(Element::new("on_reboot").text(action));
+    }
     let interfaces = network::interfaces(vmi, env, vcpus)?;
     let count = interfaces.len();
     let mut devices = interfaces;
@@ -304,6 +299,16 @@ fn pci_address(text: &str) -> Result<Element, DomainError> {
         address = address.with(name, format!("0x{value}"));
     }
     Ok(address)
+}
+
+/// Rejects the value of a field that is none of these.
+fn check(field: &'static str, value: &str, known: &[&str]) -> Result<(), DomainError> {
+    if known.contains(&value) { Ok(()) } else { Err(DomainError::Unsupported { field, value: value.to_owned() }) }
+}
+
+/// Returns a text that is not empty.
+fn given(text: &Option<String>) -> Option<&str> {
+    text.as_deref().filter(|text| !text.is_empty())
 }
 
 fn on_off(on: bool) -> &'static str {

@@ -2,7 +2,7 @@
 
 use api::{VirtualMachineInstance, vmi::network::Interface};
 
-use super::{DomainError, Environment, alias, pci_address, virtio_model, xml::Element};
+use super::{DomainError, Environment, alias, check, given, pci_address, virtio_model, xml::Element};
 
 /// Limit of an interface's queues.
 const QUEUE_LIMIT: u32 = 256;
@@ -37,50 +37,31 @@ fn one(
         .iter()
         .find(|nic| nic.name == interface.name)
         .ok_or_else(|| DomainError::NoNic(interface.name.clone()))?;
-    let model = interface.model.as_deref().filter(|m| !m.is_empty()).unwrap_or("virtio");
+    let model = given(&interface.model).unwrap_or("virtio");
     let virtio = model == "virtio";
-    if !virtio && !EMULATED.contains(&model) {
-        return Err(DomainError::Unsupported {
-            field: "spec.domain.devices.interfaces.model",
-            value: model.to_owned(),
-        });
+    if !virtio {
+        check("spec.domain.devices.interfaces.model", model, &EMULATED)?;
     }
-    let mac = interface.mac().unwrap_or_else(|| nic.mac.clone());
-    let mut element = Element::new("interface").with("type", "ethernet");
-    if !mac.is_empty() {
-        element = element.child(Element::new("mac").with("address", mac));
-    }
-    element = element
-        .child(Element::new("target").with("dev", &nic.tap).with("managed", "no"))
-        .child(Element::new("model").with("type", if virtio { virtio_model(vmi) } else { model }));
-    if virtio && let Some(queues) = queues {
-        element = element.child(Element::new("driver").with("name", "vhost").with("queues", queues.to_string()));
-    }
-    match interface.state.as_deref() {
-        None | Some("" | "up") => {}
-        Some("down") => element = element.child(Element::new("link").with("state", "down")),
-        Some(other) => {
-            return Err(DomainError::Unsupported {
-                field: "spec.domain.devices.interfaces.state",
-                value: other.to_owned(),
-            });
-        }
-    }
-    if nic.mtu != 0 {
-        element = element.child(Element::new("mtu").with("size", nic.mtu.to_string()));
-    }
-    if let Some(order) = interface.boot_order {
-        element = element.child(Element::new("boot").with("order", order.to_string()));
-    } else {
+    let mac = Some(interface.mac().unwrap_or_else(|| nic.mac.clone())).filter(|mac| !mac.is_empty());
+    let state = given(&interface.state).unwrap_or("up");
+    check("spec.domain.devices.interfaces.state", state, &["up", "down"])?;
+    let queues = queues.filter(|_| virtio);
+    let boot = match interface.boot_order {
+        Some(order) => Element::new("boot").with("order", order.to_string()),
         // The guest does not boot from this interface: its option ROM would only cost time and memory.
-        element = element.child(Element::new("rom").with("enabled", "no"));
-    }
-    element = element.child(alias(&interface.name));
-    if let Some(index) = interface.acpi_index.filter(|index| *index > 0) {
-        element = element.child(Element::new("acpi").with("index", index.to_string()));
-    }
-    if let Some(address) = interface.pci_address.as_deref().filter(|a| !a.is_empty()) {
-        element = element.child(pci_address(address)?);
-    }
-    Ok(element)
+        None => Element::new("rom").with("enabled", "no"),
+    };
+    let index = interface.acpi_index.filter(|index| *index > 0);
+    Ok(Element::new("interface")
+        .with("type", "ethernet")
+        .children(mac.map(|mac| Element::new("mac").with("address", mac)))
+        .child(Element::new("target").with("dev", &nic.tap).with("managed", "no"))
+        .child(Element::new("model").with("type", if virtio { virtio_model(vmi) } else { model }))
+        .children(queues.map(|queues| Element::new("driver").with("name", "vhost").with("queues", queues.to_string())))
+        .children((state == "down").then(|| Element::new("link").with("state", "down")))
+        .children((nic.mtu != 0).then(|| Element::new("mtu").with("size", nic.mtu.to_string())))
+        .child(boot)
+        .child(alias(&interface.name))
+        .children(index.map(|index| Element::new("acpi").with("index", index.to_string())))
+        .children(given(&interface.pci_address).map(pci_address).transpose()?))
 }
