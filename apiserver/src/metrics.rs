@@ -2,11 +2,11 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use daemon::{metrics::Metrics as _, quota::Exceeded};
+use daemon::{lock, metrics::Metrics as _, quota::Exceeded};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// Most VMIs with a time of their last connection.
@@ -126,7 +126,7 @@ impl Metrics {
     pub fn opened(&self, kind: &'static StreamKind, namespace: &str, name: &str) -> OpenStream {
         let key = (kind.label, namespace.to_owned(), name.to_owned());
         self.open_streams.inc();
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.streams);
         let count = streams.open.entry(key.clone()).or_default();
         *count += 1;
         if let Some(gauge) = self.active.get(kind.label) {
@@ -139,7 +139,7 @@ impl Metrics {
 
     /// Counts a VM whose creation is allowed.
     pub fn vm_created(&self, namespace: &str) {
-        let mut namespaces = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut namespaces = lock(&self.namespaces);
         namespaces.retain(|known| known != namespace);
         if namespaces.len() >= MAX_NAMESPACES
             && let Some(oldest) = namespaces.pop_front()
@@ -173,7 +173,7 @@ impl Metrics {
         let (kind, namespace, name) = key;
         self.open_streams.dec();
         self.ended_streams.with_label_values(&[kind, end]).inc();
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.streams);
         self.connected(&mut streams, namespace, name);
         let left = streams.open.get_mut(key).map_or(0, |count| {
             *count -= 1;

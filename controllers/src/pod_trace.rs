@@ -5,12 +5,15 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
 use api::{VirtualMachineInstance, owner, traceparent::TraceParent};
-use daemon::telemetry::{OpenSpan, Traces};
+use daemon::{
+    lock,
+    telemetry::{OpenSpan, Traces},
+};
 use jiff::Timestamp;
 
 use crate::{
@@ -62,7 +65,7 @@ impl Pods {
     ) {
         let Some(pod) = present.or(former) else { return };
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = lock(&self.0);
         if present.is_none_or(CachedPod::is_going_down) {
             pods.remove(uid);
             return;

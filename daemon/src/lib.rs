@@ -13,6 +13,7 @@ pub mod client;
 pub mod config;
 mod errors;
 pub mod events;
+mod lock;
 pub mod logging;
 pub mod merge_patch;
 pub mod metrics;
@@ -24,5 +25,6 @@ pub mod telemetry;
 pub mod tls;
 mod watch;
 
+pub use lock::lock;
 pub use profiler;
 pub use tokio_util::sync::CancellationToken;

@@ -7,8 +7,10 @@
 use std::{
     collections::HashMap,
     hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+
+use crate::lock;
 
 /// Header of requests from virt-api to virt-handler with the name of the user that a stream counts for.
 pub const HOLDER_HEADER: &str = "x-ferrovirt-holder";
@@ -107,10 +109,6 @@ fn check(total: usize, used: usize, held: usize) -> Result<(), Exceeded> {
         _ if free > total / FIRST_FRACTION && held < cap(total) => Ok(()),
         _ => Err(Exceeded::Holder),
     }
-}
-
-fn lock<K>(used: &Mutex<Used<K>>) -> MutexGuard<'_, Used<K>> {
-    used.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<K: Clone + Eq + Hash> Drop for Slot<K> {

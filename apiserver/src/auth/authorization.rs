@@ -5,10 +5,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
+use daemon::lock;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use sha2::{Digest, Sha256};
@@ -171,7 +172,7 @@ impl Authorizer {
     /// Authorizes a request of `user`.
     pub(crate) async fn authorize(&self, user: &User, attributes: &Attributes) -> Result<Decision, AuthorizationError> {
         let key = key(user, attributes);
-        if let Some(known) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key, Instant::now()) {
+        if let Some(known) = lock(&self.cache).get(&key, Instant::now()) {
             return Ok(known);
         }
         let review = review(user, attributes);
@@ -186,7 +187,7 @@ impl Authorizer {
             Decision::Denied(status.reason.unwrap_or_default().chars().take(MAX_REASON).collect())
         };
         let now = Instant::now();
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, decision.clone(), now);
+        lock(&self.cache).insert(key, decision.clone(), now);
         Ok(decision)
     }
 }

@@ -4,14 +4,10 @@
 //! another component or node. Connections end after a short time: a rotated certificate or CA counts for all requests
 //! within [`MAX_AGE`].
 
-use std::{
-    collections::HashMap,
-    net::SocketAddr,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, sync::Mutex, time::Duration};
 
 use axum::body::Body;
+use daemon::lock;
 use hyper::client::conn::http1::SendRequest;
 use tokio::time::Instant;
 
@@ -49,7 +45,7 @@ pub(super) struct Pool {
 impl Pool {
     /// Removes and returns a usable connection.
     pub(super) fn take(&self, identity: &Identity) -> Option<Connection> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         drop_expired(&mut idle);
         let connections = idle.get_mut(identity)?;
         while let Some(idle) = connections.pop() {
@@ -62,7 +58,7 @@ impl Pool {
 
     /// Keeps a connection after a complete answer.
     pub(super) fn put(&self, identity: Identity, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         drop_expired(&mut idle);
         if connection.sender.is_closed() || idle.values().map(Vec::len).sum::<usize>() >= MAX_OF_ALL {
             return;

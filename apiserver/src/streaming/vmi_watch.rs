@@ -6,11 +6,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use api::{VirtualMachineInstance, enums::VmiPhase};
-use daemon::CancellationToken;
+use daemon::{CancellationToken, lock};
 use futures::StreamExt;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
@@ -44,7 +44,7 @@ impl VmiWatches {
     /// Watches a VMI and its launcher pod as they were just read.
     pub(crate) fn watch(&self, client: &Client, vmi: &VirtualMachineInstance, target: &LauncherAddress) -> VmiWatch {
         let key = (vmi.metadata.uid.clone().unwrap_or_default(), target.uid.clone());
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = lock(&self.watched);
         let known = watched.get(&key).and_then(Weak::upgrade).filter(|known| !known.gone.is_cancelled());
         if let Some(known) = known {
             return VmiWatch(known);

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::{
     fmt::Debug,
     ops::RangeInclusive,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
+use daemon::lock;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch::Sender;
 
@@ -180,7 +181,7 @@ impl<K: Cached> Cache<K> {
 
     /// Calls `listener` with each change from now on. It must not block.
     pub(crate) fn listen(&self, listener: impl Fn(Seen<'_, K>) + Send + Sync + 'static) {
-        self.listeners().push(Box::new(listener));
+        lock(&self.listeners).push(Box::new(listener));
     }
 
     /// Stores the answer to one of our writes, unless a newer version is known.
@@ -263,13 +264,9 @@ impl<K: Cached> Cache<K> {
     }
 
     fn notify(&self, seen: Seen<'_, K>) {
-        for listener in self.listeners().iter() {
+        for listener in lock(&self.listeners).iter() {
             listener(seen);
         }
-    }
-
-    fn listeners(&self) -> MutexGuard<'_, Vec<Listener<K>>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Content<K>> {

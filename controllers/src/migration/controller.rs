@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use api::{MigrationPhase, VirtualMachineInstanceMigration, constants::event};
-use daemon::config::ConfigHandle;
+use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -58,10 +58,6 @@ impl Migrations {
             wake: OnceLock::new(),
             reported: Mutex::default(),
         }
-    }
-
-    fn reported(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a function that updates the standing of migrations in the queue and wakes those whose turn it is.
@@ -188,7 +184,7 @@ impl Controller for Migrations {
             attachments: caches.attachments_of(&pods),
             full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
-            is_reported: self.reported().contains(migration.metadata.uid.as_deref().unwrap_or_default()),
+            is_reported: lock(&self.reported).contains(migration.metadata.uid.as_deref().unwrap_or_default()),
             is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),
             // Few objects, which administrators write.
@@ -216,9 +212,9 @@ impl Controller for Migrations {
         let mut decision = super::decide(observed)?;
         let reports = |effect: &Effect| matches!(effect, Effect::Event(event) if event.reason == event::MIGRATION_TARGET_POD_UNSCHEDULABLE);
         if decision.effects.iter().any(reports) {
-            self.reported().insert(uid);
+            lock(&self.reported).insert(uid);
         } else if observed.migration.is_final() {
-            self.reported().remove(&uid);
+            lock(&self.reported).remove(&uid);
         }
         let creates = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. });
         if observed.is_admitted && !decision.effects.iter().any(creates) {

@@ -5,13 +5,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use api::{
     MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase, config::Migrations,
     migration::Priority, owner,
 };
+use daemon::lock;
 use jiff::Timestamp;
 
 use super::backoff;
@@ -188,13 +189,9 @@ impl View {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Updates the standing of a migration. Returns true if it changed.
     pub(super) fn refresh(&self, view: &View, key: &Key, now: Timestamp) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         Self::update(&mut state, view, key, now)
     }
 
@@ -216,12 +213,12 @@ impl Gate {
 
     /// Returns the migrations whose turn it is, except those whose last attempt was refused a short time ago.
     pub(super) fn next_fresh(&self, limits: &Migrations) -> Vec<Key> {
-        self.lock().next(limits).into_iter().filter(|rank| !rank.deferred).map(|rank| rank.key).collect()
+        lock(&self.state).next(limits).into_iter().filter(|rank| !rank.deferred).map(|rank| rank.key).collect()
     }
 
     /// Admits a migration if it is its turn. It holds its place from now on.
     pub(super) fn admit(&self, view: &View, key: &Key, limits: &Migrations, now: Timestamp) -> bool {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         Self::update(&mut state, view, key, now);
         if state.admitted.contains(key) {
             return true;
@@ -236,7 +233,7 @@ impl Gate {
 
     /// Gives the place of a migration back whose pod was not created. Until `deferred` others go first.
     pub(super) fn give_back(&self, view: &View, key: &Key, deferred: Timestamp, now: Timestamp) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if state.admitted.remove(key) {
             state.deferred.insert(key.clone(), deferred);
             Self::update(&mut state, view, key, now);
@@ -245,7 +242,7 @@ impl Gate {
 
     /// Returns the limit for which a migration waits.
     pub(super) fn full(&self, key: &Key, limits: &Migrations) -> Option<Full> {
-        let state = self.lock();
+        let state = lock(&self.state);
         let Some(Standing::Waiting { node, .. }) = state.standings.get(key) else { return None };
         let reaches = |count: usize, limit: u32| u32::try_from(count).is_ok_and(|count| count >= limit);
         let leaving = state.outbound.get(node).copied().unwrap_or(0);
@@ -258,6 +255,6 @@ impl Gate {
 
     /// Lets a migration attempt again at its turn.
     pub(super) fn forgive(&self, key: &Key) {
-        self.lock().deferred.remove(key);
+        lock(&self.state).deferred.remove(key);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
 use api::{VirtualMachineInstance, constants::component, tsc::frequency as used_frequency};
-use daemon::config::ConfigHandle;
+use daemon::{config::ConfigHandle, lock};
 
 use super::{Observed, is_silent, silence::Heartbeats};
 use crate::{
@@ -65,7 +65,7 @@ impl Controller for Nodes {
         let key = attempt.key;
         let node = caches.nodes.get(key);
         let has_tsc = node.as_ref().is_some_and(|node| node.has_tsc_labels());
-        let mut heartbeats = self.heartbeats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heartbeats = lock(&self.heartbeats);
         let silence = heartbeats.note(&key.name, node.as_deref(), Instant::now());
         drop(heartbeats);
         // Only the VMIs of silent nodes matter.
@@ -101,7 +101,7 @@ impl Nodes {
         let compare = Arc::new(move || {
             let Some(caches) = all.upgrade() else { return };
             let needed = tsc::needed(&caches, &config.current());
-            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = lock(&last);
             if *last != needed {
                 *last = needed;
                 woken.keys(caches.nodes.keys_by(&NodeIndex::HasTscLabels));

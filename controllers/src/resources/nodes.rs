@@ -1,11 +1,9 @@
 //! Nodes, as far as controllers read them: heartbeat, taints and time stamp counter (TSC).
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Mutex};
 
 use api::constants::{annotation, label};
+use daemon::lock;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
@@ -149,7 +147,7 @@ impl Offers {
         if former == present {
             return;
         }
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&self.0);
         for key in present {
             *counts.entry(*key).or_default() += 1;
         }
@@ -166,7 +164,7 @@ impl Offers {
     /// Returns true if a node has this label with the value `true`.
     #[must_use]
     pub(crate) fn has(&self, key: &str) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&digest(key))
+        lock(&self.0).contains_key(&digest(key))
     }
 }
 

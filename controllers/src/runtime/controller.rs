@@ -2,11 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use api::config::ClusterConfig;
+use daemon::lock;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -209,13 +210,13 @@ impl Wake {
 
     /// Queues these keys at the start.
     pub(crate) fn at_start(&self, keys: impl Fn() -> Vec<Key> + Send + Sync + 'static) {
-        self.seeds.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(keys));
+        lock(&self.seeds).push(Box::new(keys));
     }
 
     /// Opens the queue and queues the keys of the start.
     pub(super) fn open(&self) {
         self.queue.open();
-        for seed in self.seeds.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for seed in lock(&self.seeds).iter() {
             self.keys(seed());
         }
     }
@@ -225,7 +226,7 @@ impl Wake {
     }
 
     pub(super) fn failures(&self) -> MutexGuard<'_, HashMap<Key, Failure>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.failures)
     }
 
     /// Forgets the refusal of a key.

@@ -10,10 +10,11 @@
 //! A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use daemon::lock;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -66,11 +67,11 @@ impl Leadership {
     }
 
     fn last(&self) -> Option<Instant> {
-        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.renewed)
     }
 
     pub(super) fn set(&self, renewed: Option<Instant>) {
-        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = renewed;
+        *lock(&self.renewed) = renewed;
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use api::{VirtualMachineInstance, VirtualMachineInstanceMigration};
-use daemon::metrics::Metrics as _;
+use daemon::{lock, metrics::Metrics as _};
 use jiff::Timestamp;
 use prometheus::{HistogramVec, IntCounterVec, IntGauge, Registry};
 
@@ -99,7 +99,7 @@ impl Metrics {
 
     /// Counts a decision about a VMI.
     pub(crate) fn synced(&self, vmi: &Key) {
-        let mut syncs = self.lock_syncs();
+        let mut syncs = lock(&self.syncs);
         match syncs.get_mut(vmi) {
             Some(count) => *count += 1,
             None => {
@@ -110,17 +110,13 @@ impl Metrics {
 
     /// Forgets the decisions about a VMI that is gone.
     pub(crate) fn forget_syncs(&self, vmi: &Key) {
-        self.lock_syncs().remove(vmi);
+        lock(&self.syncs).remove(vmi);
     }
 
     /// Returns the number of decisions about each VMI.
     #[must_use]
     pub(crate) fn syncs(&self) -> Vec<(Key, u64)> {
-        self.lock_syncs().iter().map(|(vmi, count)| (vmi.clone(), *count)).collect()
-    }
-
-    fn lock_syncs(&self) -> MutexGuard<'_, HashMap<Key, u64>> {
-        self.syncs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.syncs).iter().map(|(vmi, count)| (vmi.clone(), *count)).collect()
     }
 
     pub(super) fn panicked(&self, controller: &str) {

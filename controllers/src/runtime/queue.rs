@@ -6,12 +6,12 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     future::poll_fn,
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     task::{Context, Poll},
     time::Duration,
 };
 
-use daemon::backoff;
+use daemon::{backoff, lock};
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::time::{DelayQueue, delay_queue};
 
@@ -91,18 +91,14 @@ impl<T: Clone + Eq + Hash> Default for Queue<T> {
 }
 
 impl<T: Clone + Eq + Hash> Queue<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Accepts keys from now on.
     pub(crate) fn open(&self) {
-        self.lock().is_open = true;
+        lock(&self.state).is_open = true;
     }
 
     /// Queues a key.
     pub(crate) fn add(&self, key: T) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !state.is_open {
             return;
         }
@@ -115,7 +111,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     /// Queues a key after `delay`, unless it is due sooner.
     pub(crate) fn add_after(&self, key: T, delay: Duration) {
         let due = Instant::now() + delay.min(LONGEST_WAIT);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if !state.is_open || state.queued.contains(&key) {
             return;
         }
@@ -136,7 +132,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     #[must_use]
     pub(super) fn stats(&self) -> QueueStats {
         let now = Instant::now();
-        let state = self.lock();
+        let state = lock(&self.state);
         let times = || state.running.values().map(|work| now.saturating_duration_since(work.since));
         QueueStats {
             depth: state.ready.len(),
@@ -164,7 +160,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     /// Returns and locks a key that is due.
     pub(super) fn pop(&self) -> Option<Taken<T>> {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let (key, due) = state.ready.pop_front()?;
         state.queued.remove(&key);
         state.running.insert(key.clone(), Work { since: now, queued_again: None });
@@ -178,7 +174,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 
     /// Moves keys whose delay has ended to the ready ones. Ready when there are any.
     fn poll_due(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut any = false;
         while let Poll::Ready(Some(expired)) = state.delays.poll_expired(context) {
             let key = expired.into_inner();
@@ -191,7 +187,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 
     /// Releases a key. `has_failed` queues it with a growing delay, which is returned; success forgets failures.
     pub(crate) fn done(&self, key: &T, has_failed: bool) -> Option<Duration> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let queued_again = state.running.remove(key).and_then(|work| work.queued_again);
         let delay = if has_failed {
             let count = state.failures.entry(key.clone()).or_insert(0);
@@ -218,7 +214,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     #[cfg(test)]
     #[must_use]
     pub(crate) fn failures(&self, key: &T) -> u32 {
-        self.lock().failures.get(key).copied().unwrap_or(0)
+        lock(&self.state).failures.get(key).copied().unwrap_or(0)
     }
 }
 

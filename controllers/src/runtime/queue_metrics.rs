@@ -1,11 +1,11 @@
 //! Metrics of the queues of controllers, with the names of the reference.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use daemon::metrics::Metrics as _;
+use daemon::{lock, metrics::Metrics as _};
 use prometheus::{
     GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry,
     core::{Collector, Desc},
@@ -87,7 +87,7 @@ impl QueueMetrics {
     /// Adds the queue of a controller.
     pub(super) fn add(&self, controller: &str, queue: &Arc<Queue<Key>>) {
         let named = Named { name: format!("{PREFIX}{controller}"), queue: queue.clone() };
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).push(named);
+        lock(&self.queues).push(named);
     }
 
     /// Records how long a key was due.
@@ -108,7 +108,7 @@ impl Collector for Computed {
 
     fn collect(&self) -> Vec<MetricFamily> {
         // Held to the end: two scrapes at a time must not add to the same counters.
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = lock(&self.queues);
         for Named { name, queue } in queues.iter() {
             let (stats, labels) = (queue.stats(), [name.as_str()]);
             self.depth.with_label_values(&labels).set(i64::try_from(stats.depth).unwrap_or(i64::MAX));

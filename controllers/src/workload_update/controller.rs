@@ -1,12 +1,12 @@
 //! The workload update controller: its watches and observations.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use api::{VirtualMachineInstance, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
-use daemon::config::ConfigHandle;
+use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 
 use super::{EVICT, LIVE_MIGRATE, Observed, Unfinished, free_slots, has_method, needs_update, time_left};
@@ -55,10 +55,6 @@ impl WorkloadUpdates {
             memory: Mutex::default(),
         }
     }
-
-    fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The facts of a VMI whose change can lead to another decision.
@@ -89,7 +85,7 @@ impl Controller for WorkloadUpdates {
         let kubevirt = caches.kubevirt()?;
         let now = attempt.now;
         let (last_decision, last_batch) = {
-            let memory = self.memory();
+            let memory = lock(&self.memory);
             (memory.last_decision, memory.last_batch)
         };
         let passed = last_decision.and_then(|last| Duration::try_from(now.duration_since(last)).ok());
@@ -135,7 +131,7 @@ impl Controller for WorkloadUpdates {
             decision.wake(pause);
             return Ok(decision);
         }
-        let mut memory = self.memory();
+        let mut memory = lock(&self.memory);
         memory.last_decision = Some(observed.now);
         let plan = super::decide(observed)?;
         if plan.evicts {

@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,8 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 use sha2::{Digest, Sha256};
+
+use crate::lock;
 
 /// Path that a reader has to be allowed to `get`.
 const PATH: &str = "/metrics";
@@ -159,7 +161,7 @@ impl MetricsAccess {
         let address = address.unwrap_or(Ipv6Addr::UNSPECIFIED.into()).to_canonical();
         let key = Sha256::digest(token).into();
         {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             let now = Instant::now();
             if let Some(verdict) = state.recall(&key, now) {
                 return verdict;
@@ -179,7 +181,7 @@ impl MetricsAccess {
                 return Err(Refusal::Failed);
             }
         };
-        self.lock().remember(key, &verdict, address, Instant::now());
+        lock(&self.state).remember(key, &verdict, address, Instant::now());
         verdict
     }
 
@@ -198,10 +200,6 @@ impl MetricsAccess {
         let status = reviews.create(&PostParams::default(), &access_review(user)).await?.status.unwrap_or_default();
         let allowed = status.allowed && status.denied != Some(true);
         Ok(if allowed { Ok(()) } else { Err(Refusal::Forbidden(name)) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -312,7 +310,7 @@ mod tests {
     async fn an_api_server_that_does_not_answer_is_no_verdict() {
         let (access, _) = access();
         assert_eq!(access.check(&with("Bearer broken"), address(1)).await, Err(Refusal::Failed));
-        assert!(access.lock().verdicts.is_empty());
+        assert!(lock(&access.state).verdicts.is_empty());
     }
 
     #[tokio::test]
@@ -327,7 +325,7 @@ mod tests {
         let reviews = calls.lock().unwrap().len();
         assert!(reviews <= 2 + STRANGERS as usize, "{reviews} reviews");
         // The reader's token was replaced.
-        access.lock().verdicts.clear();
+        lock(&access.state).verdicts.clear();
         assert_eq!(access.check(&with("Bearer good"), address(1)).await, Ok(()));
         assert_eq!(access.check(&with("Bearer good"), address(2)).await, Ok(()), "it is known now");
     }

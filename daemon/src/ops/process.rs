@@ -1,15 +1,14 @@
 //! Metrics of this process, with the names that all Prometheus clients use.
 
-use std::{
-    fs,
-    sync::{Mutex, PoisonError},
-};
+use std::{fs, sync::Mutex};
 
 use prometheus::{
     Counter, Gauge, IntGauge,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+
+use crate::lock;
 
 /// Clock ticks in a second in files of procfs, on all architectures that KubeVirt supports.
 const TICKS: f64 = 100.0;
@@ -80,7 +79,7 @@ impl Collector for Process {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.turn);
         self.read();
         self.all().into_iter().flat_map(|collector| collector.collect()).collect()
     }

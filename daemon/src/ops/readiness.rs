@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
+
+use crate::lock;
 
 /// Named conditions that have to hold before the process takes traffic.
 #[derive(Clone, Default)]
@@ -21,26 +23,22 @@ impl Readiness {
 
     /// Sets the condition `name`. A condition that is first set to false keeps the process unready until it is set to true.
     pub fn set(&self, name: &'static str, holds: bool) {
-        self.lock().insert(name, (!holds).then(String::new));
+        lock(&self.conditions).insert(name, (!holds).then(String::new));
     }
 
     /// Sets the condition `name` to false, with a reason that `/readyz` reports.
     pub fn hold_back(&self, name: &'static str, reason: impl Into<String>) {
-        self.lock().insert(name, Some(reason.into()));
+        lock(&self.conditions).insert(name, Some(reason.into()));
     }
 
     /// Returns the conditions that do not hold, with the reason if there is one.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
-        let conditions = self.lock();
+        let conditions = lock(&self.conditions);
         let missing = conditions.iter().filter_map(|(name, missing)| missing.as_ref().map(|reason| (name, reason)));
         missing
             .map(|(name, reason)| if reason.is_empty() { (*name).to_owned() } else { format!("{name} ({reason})") })
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Option<String>>> {
-        self.conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,12 +1,13 @@
 //! TLS versions and ciphers of a server by `spec.configuration.tlsConfiguration`, followed live.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use api::kubevirt::configuration::TlsConfiguration;
 use rustls::{CipherSuite, ServerConfig, SupportedProtocolVersion, crypto::CryptoProvider, version::TLS13};
 
 use super::{ClientPolicy, Identity, TlsError, configs::server_config_with, provider};
 use crate::config::ConfigHandle;
+use crate::lock;
 
 /// The TLS configuration for the next connection of a server.
 #[derive(Clone)]
@@ -40,7 +41,7 @@ impl ServerTls {
         let kept = Mutex::new((first, made));
         Ok(Self(Arc::new(move || {
             let wanted = &config.current().tls;
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&kept);
             if kept.0 != *wanted {
                 match make(wanted) {
                     Ok(made) => *kept = (wanted.clone(), made),

@@ -2,10 +2,11 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
+use daemon::lock;
 use hyper_util::rt::TokioIo;
 use protocol::{
     Chunk, Client, ConsoleInput, Done, FileSystemsReply, GuestFileSystem, GuestReportReply, HelloReply, LauncherState,
@@ -165,7 +166,7 @@ impl Launcher {
     pub(crate) async fn connect(stream: UnixStream) -> Result<Self, LauncherError> {
         let stream = Arc::new(Mutex::new(Some(stream)));
         let connector = tower::service_fn(move |_: Uri| {
-            let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let stream = lock(&stream).take();
             let paced = |stream| TokioIo::new(Paced::new(stream));
             async move { stream.map(paced).ok_or_else(|| std::io::Error::other("the connection was used")) }
         });

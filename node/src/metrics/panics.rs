@@ -2,10 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use daemon::metrics::Metrics as _;
+use daemon::{lock, metrics::Metrics as _};
 use prometheus::{IntCounterVec, Registry};
 use protocol::GuestPanic;
 
@@ -44,7 +44,7 @@ impl GuestPanics {
     pub(crate) fn count(&self, namespace: &str, name: &str, panic: &GuestPanic) {
         let (kind, code) = (kind(panic), code(panic));
         let of = |code: &str| [namespace, name, kind, code].map(str::to_owned);
-        let mut known = self.series.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.series);
         let mut counted = of(&code);
         if !known.contains(&counted) {
             let own = known.iter().filter(|[of_namespace, of_name, ..]| of_namespace == namespace && of_name == name);

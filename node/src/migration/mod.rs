@@ -26,10 +26,11 @@ mod tests;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use api::tls::HANDLER_CN;
+use daemon::lock;
 use daemon::{
     CancellationToken,
     tls::{Identity, MutualTls, Roots, TlsError},
@@ -123,11 +124,11 @@ impl Channels {
 
     /// Returns address and port that other nodes dial. The port is 0 without a listener.
     pub(crate) fn endpoint(&self) -> SocketAddr {
-        *self.0.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0.endpoint)
     }
 
     fn set_endpoint(&self, endpoint: SocketAddr) {
-        *self.0.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = endpoint;
+        *lock(&self.0.endpoint) = endpoint;
     }
 
     /// Lets `source_node` open channels of this migration to a launcher of this node, until the guard is dropped. A later call

@@ -3,11 +3,12 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use api::{address::is_dialable, tls::handler_server_name};
+use daemon::lock;
 use daemon::{
     CancellationToken,
     tls::{Accepted, Callers, Limits, TlsStream, serve_streams},
@@ -120,7 +121,7 @@ struct Logged(Mutex<Option<Instant>>);
 impl Logged {
     /// Returns true if a message may be logged now.
     fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.0);
         let is_due = last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL);
         if is_due {
             *last = Some(Instant::now());

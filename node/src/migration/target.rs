@@ -2,10 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use daemon::CancellationToken;
+use daemon::{CancellationToken, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::DropGuard;
 
@@ -57,7 +57,7 @@ impl Targets {
         launcher: Arc<dyn LauncherSocket>,
         stop: CancellationToken,
     ) -> Registered {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let number = state.next;
         state.next += 1;
         let channels = Arc::new(Semaphore::new(CHANNELS));
@@ -69,7 +69,7 @@ impl Targets {
 
     /// Finds the launcher for a channel of `migration` that a node opens. `is_node` compares the node of the peer's certificate.
     pub(super) fn admit(&self, migration: &Migration, is_node: impl Fn(&str) -> bool) -> Result<Admitted, Refusal> {
-        let state = self.lock();
+        let state = lock(&self.0);
         let Some(entry) = state.entries.get(migration) else {
             let is_known = state.entries.keys().any(|known| known.vmi == migration.vmi);
             return Err(if is_known { Refusal::UnknownMigration } else { Refusal::UnknownVmi });
@@ -80,15 +80,11 @@ impl Targets {
         let place = entry.channels.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
         Ok(Admitted { launcher: entry.launcher.clone(), stop: entry.stop.clone(), _place: place })
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let mut state = self.targets.lock();
+        let mut state = lock(&self.targets.0);
         if state.entries.get(&self.migration).is_some_and(|entry| entry.number == self.number) {
             state.entries.remove(&self.migration);
         }
@@ -99,6 +95,6 @@ impl Drop for Registered {
 impl Targets {
     /// Returns the number of registered migrations.
     pub(super) fn count(&self) -> usize {
-        self.lock().entries.len()
+        lock(&self.0).entries.len()
     }
 }

@@ -8,10 +8,11 @@
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use daemon::lock;
 use daemon::quota::{Exceeded, Quota, Slot};
 use tokio::sync::oneshot;
 
@@ -164,10 +165,6 @@ impl PodCalls {
         let vmi = vmi.to_owned();
         Ok(CallSlot { in_progress: self.in_progress.clone(), vmi, limit: self.limit, _slot: slot })
     }
-}
-
-fn lock(in_progress: &Mutex<InProgress>) -> MutexGuard<'_, InProgress> {
-    in_progress.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -5,10 +5,11 @@ use std::{
     mem::MaybeUninit,
     os::fd::OwnedFd,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
+use daemon::lock;
 use rustix::{
     fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},
     io::Errno,
@@ -74,10 +75,10 @@ impl Watches {
         loop {
             match events.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
-                    self.lock().values().for_each(|directory| directory.notify());
+                    lock(&self.directories).values().for_each(|directory| directory.notify());
                 }
                 Ok(event) => {
-                    if let Some(directory) = self.lock().get(&event.wd()) {
+                    if let Some(directory) = lock(&self.directories).get(&event.wd()) {
                         directory.notify();
                     }
                 }
@@ -101,7 +102,7 @@ impl Watches {
             | WatchFlags::ATTRIB
             | WatchFlags::ONLYDIR;
         // Locked during the call, so that the reader sees no event of an unregistered watch.
-        let mut directories = self.lock();
+        let mut directories = lock(&self.directories);
         let descriptor = inotify::add_watch(&self.inotify, descriptor_path(dir), flags)?;
         let directory = directories
             .entry(descriptor)
@@ -109,10 +110,6 @@ impl Watches {
         directory.subscribers += 1;
         let changed = directory.changed.subscribe();
         Ok(Subscription { watches: Arc::clone(self), descriptor, changed })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Directory>> {
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,7 +121,7 @@ impl Directory {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut directories = self.watches.lock();
+        let mut directories = lock(&self.watches.directories);
         let Some(directory) = directories.get_mut(&self.descriptor) else { return };
         directory.subscribers -= 1;
         if directory.subscribers == 0 {

@@ -2,11 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use api::{VirtualMachineInstance, constants::label};
-use daemon::{CancellationToken, telemetry::Traces};
+use daemon::{CancellationToken, lock, telemetry::Traces};
 use futures::StreamExt;
 use kube::{
     Api, Client, ResourceExt,
@@ -79,12 +79,12 @@ impl Vmis {
 
     /// Returns the VMI of this name.
     pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Arc<Handle>> {
-        self.lock().get(&(namespace.to_owned(), name.to_owned())).cloned()
+        lock(&self.named).get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// Returns all VMIs.
     pub(crate) fn all(&self) -> Vec<Arc<Handle>> {
-        self.lock().values().cloned().collect()
+        lock(&self.named).values().cloned().collect()
     }
 
     /// Returns the VMIs for metrics.
@@ -113,7 +113,7 @@ impl Vmis {
         let key = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let uid = vmi.uid().unwrap_or_default();
         let role = role::decide(&vmi, self.host.name());
-        let mut named = self.lock();
+        let mut named = lock(&self.named);
         if let Some(known) = named.get(&key) {
             if known.uid == uid && known.has_task() {
                 // A task whose role has ended finishes its work.
@@ -151,7 +151,7 @@ impl Vmis {
             restart::run(vmi, shared, feed, requests, stop.clone()).await;
             handle.sessions.end_all(if stop.is_cancelled() { Ending::HandlerStops } else { Ending::VmiGone });
             vmis.metrics.count.dec();
-            let mut named = vmis.lock();
+            let mut named = lock(&vmis.named);
             // A new VMI of the same name may have replaced the handle.
             if named.get(&key).is_some_and(|current| Arc::ptr_eq(current, &handle)) {
                 named.remove(&key);
@@ -184,7 +184,7 @@ impl Vmis {
     }
 
     pub(super) fn left_out(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
-        self.left_out.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.left_out)
     }
 
     /// Applies the removal of an object from the watch.
@@ -198,7 +198,7 @@ impl Vmis {
     /// Applies the end of a list: VMIs that are not listed are missing.
     fn keep_only(&self, is_listed: impl Fn(&(String, String)) -> bool) {
         self.left_out().retain(&is_listed);
-        for (key, handle) in self.lock().iter().filter(|(key, _)| !is_listed(key)) {
+        for (key, handle) in lock(&self.named).iter().filter(|(key, _)| !is_listed(key)) {
             tracing::debug!(namespace = key.0, name = key.1, "no longer listed");
             handle.feed(Feed::Missing);
         }
@@ -208,10 +208,6 @@ impl Vmis {
     pub(crate) async fn stopped(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Named> {
-        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,12 @@
 //! The handle of a VMI: its task's inputs and its launcher, for the directory and the server.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex,
     atomic::{AtomicU64, Ordering},
 };
 
 use api::VirtualMachineInstance;
+use daemon::lock;
 use kube::ResourceExt;
 use protocol::MigrationReport;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -70,12 +71,12 @@ impl Handle {
 
     /// Returns the progress of the migration by which the domain leaves this node.
     pub(crate) fn migration(&self) -> Option<MigrationReport> {
-        self.migration.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.migration).clone()
     }
 
     /// Sets the progress of a migration.
     pub(super) fn set_migration(&self, report: Option<&MigrationReport>) {
-        *self.migration.lock().unwrap_or_else(PoisonError::into_inner) = report.cloned();
+        *lock(&self.migration) = report.cloned();
     }
 
     /// Returns the number of decisions of the task.

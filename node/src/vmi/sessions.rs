@@ -1,8 +1,9 @@
 //! Open streams of a VMI: one console and one display, where a new stream ends the former one; channels for USB redirection, one
 //! client each; and any number of connections to ports of the guest.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use daemon::lock;
 use tokio::sync::watch;
 
 /// USB redirection channels of a VMI.
@@ -69,7 +70,7 @@ pub(crate) struct Session {
 impl Slot {
     /// Claims the slot and ends the stream that uses it. With `preserve`, a slot in use is not claimed.
     pub(crate) fn claim(&self, preserve: bool) -> Option<Session> {
-        let mut current = self.lock();
+        let mut current = lock(&self.current);
         if let Some(former) = current.as_ref() {
             if preserve {
                 return None;
@@ -83,13 +84,9 @@ impl Slot {
     }
 
     fn end(&self, why: Ending) {
-        if let Some(session) = self.lock().take() {
+        if let Some(session) = lock(&self.current).take() {
             session.send_replace(Some(why));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<watch::Sender<Option<Ending>>>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,7 +106,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let Some(slot) = &self.slot else { return };
-        let mut current = slot.lock();
+        let mut current = lock(&slot.current);
         // The slot of an ended stream is free or belongs to another stream.
         if !self.has_ended() {
             *current = None;

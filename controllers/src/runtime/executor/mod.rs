@@ -14,11 +14,14 @@ mod warnings;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
-use daemon::telemetry::{OpenSpan, Traces};
+use daemon::{
+    lock,
+    telemetry::{OpenSpan, Traces},
+};
 use k8s_openapi::api::core::v1::Event as PodEvent;
 use kube::{
     Client,
@@ -219,7 +222,7 @@ impl Executor {
     }
 
     fn request(&self, kind: Kind, namespace: Option<&str>) -> Request {
-        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut requests = lock(&self.requests);
         if requests.len() > KEPT_REQUESTS {
             requests.clear();
         }

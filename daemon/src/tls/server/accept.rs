@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -17,6 +17,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Callers, Limits, TrustedAddresses, connections::ConnectionTable, handshake::handshake};
+use crate::lock;
 use crate::tls::ServerTls;
 
 /// Handshakes of addresses without a proof that are computed at a time. Each takes a fraction of a millisecond of a
@@ -58,10 +59,6 @@ impl Drop for Entry {
     fn drop(&mut self) {
         lock(&self.table).close(self.id);
     }
-}
-
-fn lock(table: &Mutex<ConnectionTable<DropGuard>>) -> MutexGuard<'_, ConnectionTable<DropGuard>> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connection after its handshake.

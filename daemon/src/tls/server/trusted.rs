@@ -3,9 +3,11 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+
+use crate::lock;
 
 /// Most addresses kept. A cluster has fewer API servers.
 const MAX_ADDRESSES: usize = 64;
@@ -31,7 +33,7 @@ impl TrustedAddresses {
     }
 
     fn record_at(&self, address: IpAddr, now: Instant) {
-        let mut proofs = self.lock();
+        let mut proofs = lock(&self.proofs);
         if proofs.len() >= MAX_ADDRESSES && !proofs.contains_key(&address) {
             proofs.retain(|_, at| now.duration_since(*at) < TTL);
             let oldest = proofs.iter().min_by_key(|(_, at)| **at).map(|(address, _)| *address);
@@ -43,11 +45,7 @@ impl TrustedAddresses {
     }
 
     fn contains_at(&self, address: IpAddr, now: Instant) -> bool {
-        self.lock().get(&address).is_some_and(|at| now.duration_since(*at) < TTL)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Instant>> {
-        self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.proofs).get(&address).is_some_and(|at| now.duration_since(*at) < TTL)
     }
 }
 
@@ -85,7 +83,7 @@ mod tests {
         for number in 0..=u8::MAX {
             trusted.record_at(address(number), now + Duration::from_millis(number.into()));
         }
-        assert_eq!(trusted.lock().len(), MAX_ADDRESSES);
+        assert_eq!(lock(&trusted.proofs).len(), MAX_ADDRESSES);
         assert!(trusted.contains_at(address(u8::MAX), now + Duration::from_secs(1)));
         assert!(!trusted.contains_at(address(0), now + Duration::from_secs(1)));
     }

@@ -10,10 +10,11 @@ mod usb;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
 };
 
 use api::{host_devices, kubevirt::network::PermittedHostDevices};
+use daemon::lock;
 
 use crate::safe_dir::{Kind as FileKind, SafeDir};
 
@@ -117,7 +118,7 @@ impl Inventory {
 
     /// Replaces the permitted devices.
     pub(crate) fn permit(&self, permitted: &PermittedHostDevices) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.permitted != *permitted {
             state.rules = Rules::new(permitted);
             state.permitted.clone_from(permitted);
@@ -126,7 +127,7 @@ impl Inventory {
 
     /// Returns every resource to offer with its current units.
     pub(crate) fn units(&self) -> Found {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let State { rules, sets, .. } = &mut *state;
         let dev = SafeDir::trusted(&self.dev).ok();
         let has_node = |node: &str| {
@@ -147,7 +148,7 @@ impl Inventory {
 
     /// Returns the directories that change when devices are plugged or unplugged.
     pub(crate) fn directories(&self) -> Vec<SafeDir> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = lock(&self.state);
         let Ok(dev) = SafeDir::trusted(&self.dev) else { return Vec::new() };
         let mut directories = Vec::new();
         if !state.rules.pci.is_empty() {
@@ -166,7 +167,7 @@ impl Inventory {
 
     /// Returns true if nothing is permitted that this node could have.
     pub(crate) fn is_idle(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).rules == Rules::default()
+        lock(&self.state).rules == Rules::default()
     }
 }
 

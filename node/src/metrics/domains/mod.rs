@@ -7,11 +7,12 @@ mod families;
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use api::VirtualMachineInstance;
+use daemon::lock;
 use futures::StreamExt;
 use prometheus::{
     core::{Collector, Desc},
@@ -113,7 +114,7 @@ impl DomainMetrics {
                 }
             }
         }
-        *self.families.lock().unwrap_or_else(PoisonError::into_inner) = families.finish();
+        *lock(&self.families) = families.finish();
         scrape.at = Some(Instant::now());
     }
 }
@@ -125,7 +126,7 @@ impl Collector for DomainMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.families.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.families).clone()
     }
 }
 
