@@ -55,6 +55,10 @@ pub mod label {
     pub const HAND_OVER: &str = "ferrovirt.io/hand-over";
     /// VM that an object belongs to.
     pub const VM: &str = "kubevirt.io/vm";
+    /// ControllerRevision of the pool from which a VM was created or changed last, also on its VMI.
+    pub const POOL_REVISION: &str = "kubevirt.io/vm-pool-revision-name";
+    /// Marks ControllerRevisions of pools.
+    pub const OF_POOL: &str = "ferrovirt.io/pool-revision";
     /// Node of a VMI.
     pub const NODE_NAME: &str = "kubevirt.io/nodeName";
     /// Target node of a VMI's migration.
@@ -300,13 +304,15 @@ pub mod finalizer {
     pub const VM: &str = "kubevirt.io/virtualMachineControllerFinalize";
     /// On migrations.
     pub const MIGRATION: &str = "kubevirt.io/migrationJobFinalize";
+    /// On VMs of a pool that preserves the state of deleted VMs: removed after their disks are detached.
+    pub const POOL: &str = "pool.kubevirt.io/finalizer";
     /// On DataVolumes while they are cloned from another namespace.
     pub const CLONE: &str = "ferrovirt.io/clone";
     /// On the KubeVirt object while workloads exist that its deletion has to wait for.
     pub const KUBEVIRT: &str = "kubevirt.io/foregroundDeleteKubeVirt";
 
     /// Finalizers that the components set and honour.
-    pub const ALL: [&str; 6] = [VMI, VMI_LEGACY, VM, MIGRATION, CLONE, KUBEVIRT];
+    pub const ALL: [&str; 7] = [VMI, VMI_LEGACY, VM, MIGRATION, POOL, CLONE, KUBEVIRT];
 }
 
 /// Condition types.
@@ -445,6 +451,10 @@ pub mod event {
     pub const FAILED_CREATE: &str = "FailedCreate";
     /// An object could not be deleted.
     pub const FAILED_DELETE: &str = "FailedDelete";
+    /// A VM of a pool was changed.
+    pub const SUCCESSFUL_UPDATE: &str = "SuccessfulUpdate";
+    /// A VM of a pool could not be changed.
+    pub const FAILED_UPDATE: &str = "FailedUpdate";
     /// The domain was defined.
     pub const CREATED: &str = "Created";
     /// The guest started.

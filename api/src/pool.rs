@@ -111,7 +111,7 @@ pub struct VirtualMachinePoolNameGeneration {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolScaleInStrategy {
-    /// VMs that others delete are not replaced.
+    /// The pool deletes nothing. VMs that others delete are not replaced while there are more than wanted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub opportunistic: Option<VirtualMachinePoolOpportunisticScaleInStrategy>,
     /// The pool stops and deletes VMs.
@@ -126,7 +126,7 @@ pub struct VirtualMachinePoolScaleInStrategy {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolOpportunisticScaleInStrategy {
-    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` (its claims) or `Online` (claims and memory).
+    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` or `Online` (its DataVolumes and claims).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_preservation: Option<String>,
 }
@@ -138,7 +138,7 @@ pub struct VirtualMachinePoolProactiveScaleInStrategy {
     /// Order in which VMs are deleted; default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection_policy: Option<VirtualMachinePoolSelectionPolicy>,
-    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` (its claims) or `Online` (claims and memory).
+    /// Preserved state of a deleted VM: `Disabled` (nothing, default), `Offline` or `Online` (its DataVolumes and claims).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_preservation: Option<String>,
 }
@@ -175,14 +175,14 @@ pub struct VirtualMachinePoolProactiveUpdateStrategy {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 pub struct VirtualMachinePoolUnmanagedStrategy {}
 
-/// Order of VMs.
+/// Selection and order of VMs.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolSelectionPolicy {
-    /// VMs that come first.
+    /// VMs that can be selected; default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selectors: Option<VirtualMachinePoolSelectors>,
-    /// Order of the other VMs: `AscendingOrder`, `DescendingOrder`, `Newest`, `Oldest` or `Random` (default).
+    /// Order of the VMs: `AscendingOrder`, `DescendingOrder`, `Newest`, `Oldest` or `Random` (default).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_policy: Option<String>,
 }
@@ -191,10 +191,10 @@ pub struct VirtualMachinePoolSelectionPolicy {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachinePoolSelectors {
-    /// Labels of the VM.
+    /// Labels of the VM and of its template.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// Labels of the VMI's node.
+    /// Node selector of the VM's template.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_selector_requirement_matcher: Vec<NodeSelectorRequirement>,
 }

@@ -125,7 +125,7 @@ fn migration(name: &str, phase: &str) -> Arc<VirtualMachineInstanceMigration> {
 fn workloads_are_removed_and_then_the_finalizer() {
     let released = Some(json!(["example.com/other"]));
     let ours: &[&str] = &["kubevirt.io/virtualMachineControllerFinalize"];
-    let foreign: &[&str] = &["pool.kubevirt.io/finalizer"];
+    let foreign: &[&str] = &["example.com/finalizer"];
     for (workloads, deleted, finalizers) in [
         (Workloads::default(), vec![], released.clone()),
         (
