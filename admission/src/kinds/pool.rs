@@ -1,10 +1,10 @@
 //! Pools of VMs: rules.
 
 use api::{
-    VirtualMachineInstanceSpec, VirtualMachinePool,
+    VirtualMachineInstanceSpec, VirtualMachinePool, VirtualMachineSpec,
     config::ClusterConfig,
     duration,
-    pool::{GROUP, VirtualMachinePoolSpec},
+    pool::{GROUP, VirtualMachinePoolSelectionPolicy, VirtualMachinePoolSpec},
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
@@ -35,19 +35,47 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     }
     require_templates(&context.request.object)?;
     let pool: VirtualMachinePool = context.object()?;
+    let old = old_pool(context)?.map(|old| old.spec);
+    // The end of a pool, and changes of metadata, wait for no repair of a template that was stored earlier.
+    let is_same = old.as_ref().is_some_and(|old| semantic::equal(&pool.spec, old));
+    if pool.metadata.deletion_timestamp.is_some() || is_same {
+        return Ok(context.allowed());
+    }
+    let mut errors = FieldErrors::new();
+    if old.is_none() {
+        errors = rules::metadata::validate_namespace(&pool.metadata, context.namespace(), context.trusted.namespace());
+    }
     let is_component = context.is_component();
-    let mut errors = field_errors(&pool.spec, context.config, is_component, context.is_create());
-    if let Some(old) = old_pool(context)?
-        && !semantic::equal(&pool.spec.selector, &old.spec.selector)
+    errors.extend(field_errors(&pool.spec, old.as_ref(), context.namespace(), context.config, is_component));
+    Ok(context.decide(errors, if is_component { vec![] } else { warnings(&pool.spec, old.as_ref()) }))
+}
+
+/// Returns warnings about a new template that no guest can use, and about settings that have less effect than their name.
+fn warnings(pool: &VirtualMachinePoolSpec, old: Option<&VirtualMachinePoolSpec>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let template = pool.virtual_machine_template.spec.as_ref();
+    if let Some(vm) = template.filter(|_| old.is_none_or(|old| changes_template(pool, old)))
+        && let Some(spec) = &vm.template.spec
     {
-        errors.invalid("spec.selector", "selector is immutable after creation.");
+        let root = format!("{ROOT}.template.spec");
+        if vm.instancetype.is_none() {
+            warnings.extend(rules::resources::memory_warning(&root, spec));
+        }
+        warnings.extend(rules::cloud_init::warnings(&root, spec));
+        warnings.extend(rules::data_volumes::warnings(ROOT, vm));
     }
-    if errors.is_empty() && context.is_create() {
-        errors = unsupported::kind("VirtualMachinePool");
+    if let Some(strategy) = &pool.scale_in_strategy {
+        let proactive = strategy.proactive.as_ref().and_then(|one| one.state_preservation.as_deref());
+        let opportunistic = strategy.opportunistic.as_ref().and_then(|one| one.state_preservation.as_deref());
+        for (name, state) in [("proactive", proactive), ("opportunistic", opportunistic)] {
+            if state == Some("Online") {
+                warnings.push(format!(
+                    "spec.scaleInStrategy.{name}.statePreservation: Online keeps the same as Offline, the claims: memory is not saved"
+                ));
+            }
+        }
     }
-    let template = pool.spec.virtual_machine_template.spec.as_ref().and_then(|vm| vm.template.spec.as_ref());
-    let warnings = template.map(|spec| rules::cloud_init::warnings(&format!("{ROOT}.template.spec"), spec));
-    Ok(context.decide(errors, warnings.filter(|_| !is_component).unwrap_or_default()))
+    warnings
 }
 
 fn old_pool(context: &Context<'_>) -> Result<Option<VirtualMachinePool>, Interrupt> {
@@ -72,12 +100,13 @@ fn require_templates(object: &Value) -> Result<(), FieldErrors> {
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// Returns the errors of a pool. Its template is validated without defaults.
+/// Returns the errors of a new or changed pool in a namespace. Its template is validated without defaults.
 pub(crate) fn field_errors(
     pool: &VirtualMachinePoolSpec,
+    old: Option<&VirtualMachinePoolSpec>,
+    namespace: &str,
     config: &ClusterConfig,
     is_component: bool,
-    created: bool,
 ) -> FieldErrors {
     let mut errors = FieldErrors::new();
     let template = &pool.virtual_machine_template;
@@ -93,25 +122,83 @@ pub(crate) fn field_errors(
         Ok(false) => errors.invalid("spec.selector", "selector does not match labels."),
         Err(error) => errors.invalid("spec.selector", error.to_string()),
     }
+    validate_strategies(pool, &mut errors);
+    if let Some(old) = old
+        && !semantic::equal(&pool.selector, &old.selector)
+    {
+        errors.invalid("spec.selector", "selector is immutable after creation.");
+    }
+    if old.is_none() {
+        let (labels, expressions) = (&pool.selector.match_labels, &pool.selector.match_expressions);
+        if labels.iter().flatten().next().is_none() && expressions.iter().flatten().next().is_none() {
+            errors.invalid("spec.selector", "an empty selector selects every VM: name labels of the template");
+        }
+        errors.extend(rules::discontinued_gates(vmi, config));
+    }
+    // A pool whose VMs cannot be created any more can still be paused and scaled in.
+    if errors.is_empty() && old.is_none_or(|old| changes_template(pool, old) || replicas(pool) > replicas(old)) {
+        errors.extend(errors_of_vms(vm, vmi, namespace, config));
+    }
+    errors
+}
+
+/// Returns the errors that each VM of the template would have, in addition to those of pools of the reference.
+fn errors_of_vms(
+    vm: &VirtualMachineSpec,
+    vmi: &VirtualMachineInstanceSpec,
+    namespace: &str,
+    config: &ClusterConfig,
+) -> FieldErrors {
+    let root = format!("{ROOT}.template.spec");
+    let mut errors = rules::devices::validate_permitted(&root, vmi, config);
+    errors.extend(rules::data_volumes::validate_namespaces(ROOT, vm, namespace));
+    unsupported::spec(&root, vmi, &mut errors);
+    errors.extend(unsupported::vm(ROOT, vm));
+    rules::metadata::validate_supported(&format!("{ROOT}.template.metadata"), &vm.template.metadata, &mut errors);
+    errors
+}
+
+fn changes_template(pool: &VirtualMachinePoolSpec, old: &VirtualMachinePoolSpec) -> bool {
+    !semantic::equal(&pool.virtual_machine_template, &old.virtual_machine_template)
+}
+
+fn replicas(pool: &VirtualMachinePoolSpec) -> i32 {
+    pool.replicas.unwrap_or(1)
+}
+
+fn validate_strategies(pool: &VirtualMachinePoolSpec, errors: &mut FieldErrors) {
     if let Some(Err(error)) = pool.max_unavailable.as_ref().map(max_unavailable) {
         errors.invalid("spec.maxUnavailable", error.to_string());
     }
     if let Some(strategy) = &pool.update_strategy {
         let set = [strategy.unmanaged.is_some(), strategy.opportunistic.is_some(), strategy.proactive.is_some()];
-        one_strategy("spec.updateStrategy", set, &mut errors);
+        one_strategy("spec.updateStrategy", set, errors);
+        let policy = strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
+        validate_selectors("spec.updateStrategy", policy, errors);
     }
     if let Some(strategy) = &pool.scale_in_strategy {
         let set = [strategy.unmanaged.is_some(), strategy.opportunistic.is_some(), strategy.proactive.is_some()];
-        one_strategy("spec.scaleInStrategy", set, &mut errors);
+        one_strategy("spec.scaleInStrategy", set, errors);
+        let policy = strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
+        validate_selectors("spec.scaleInStrategy", policy, errors);
     }
     let limit = pool.autohealing.as_ref().and_then(|healing| healing.min_failing_to_start_duration.as_deref());
     if let Some(Err(error)) = limit.map(duration::parse) {
         errors.invalid("spec.autohealing.minFailingToStartDuration", error.to_string());
     }
-    if created {
-        errors.extend(rules::discontinued_gates(vmi, config));
+}
+
+/// Validates the selectors of a proactive strategy. The reference reports them only in its log, and does nothing.
+fn validate_selectors(strategy: &str, policy: Option<&VirtualMachinePoolSelectionPolicy>, errors: &mut FieldErrors) {
+    let Some(selectors) = policy.and_then(|policy| policy.selectors.as_ref()) else { return };
+    let root = format!("{strategy}.proactive.selectionPolicy.selectors");
+    if let Some(selector) = &selectors.label_selector {
+        rules::label_selector::validate(&format!("{root}.labelSelector"), selector, errors);
     }
-    errors
+    for (index, requirement) in selectors.node_selector_requirement_matcher.iter().enumerate() {
+        let path = format!("{root}.nodeSelectorRequirementMatcher[{index}]");
+        rules::scheduling::validate_node_requirement(&path, requirement, errors);
+    }
 }
 
 /// An invalid `maxUnavailable`.
@@ -183,7 +270,7 @@ mod tests {
     }
 
     fn found(change: Value) -> Vec<(String, String)> {
-        let errors = field_errors(&pool(change), &ClusterConfig::default(), false, true);
+        let errors = field_errors(&pool(change), None, "n", &ClusterConfig::default(), false);
         errors.as_slice().iter().map(|error| (error.field.clone(), error.message.clone())).collect()
     }
 
@@ -197,6 +284,10 @@ mod tests {
             json!({}),
             json!({"maxUnavailable": "25%", "updateStrategy": {"opportunistic": {}}, "scaleInStrategy": {"unmanaged": {}}}),
             json!({"maxUnavailable": 2, "autohealing": {"minFailingToStartDuration": "10m"}}),
+            json!({"scaleInStrategy": {"proactive": {"selectionPolicy": {"sortPolicy": "Oldest", "selectors": {
+                "labelSelector": {"matchLabels": {"tier": "low"}},
+                "nodeSelectorRequirementMatcher": [{"key": "zone", "operator": "In", "values": ["a"]}],
+            }}}}}),
             json!({"selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}),
         ] {
             assert_eq!(found(change.clone()), [], "{change}");
@@ -242,10 +333,70 @@ mod tests {
             "spec.selector",
             "selector does not match labels.",
         );
+        refuses(
+            json!({"selector": {"matchLabels": null}}),
+            "spec.selector",
+            "an empty selector selects every VM: name labels of the template",
+        );
         let odd =
             found(json!({"selector": {"matchLabels": null, "matchExpressions": [{"key": "app", "operator": "Near"}]}}));
         assert_eq!(odd.len(), 1);
         assert_eq!(odd[0].0, "spec.selector");
+    }
+
+    #[test]
+    fn selectors_of_strategies_are_readable() {
+        for field in ["updateStrategy", "scaleInStrategy"] {
+            let of = |selectors: Value| json!({field: {"proactive": {"selectionPolicy": {"selectors": selectors}}}});
+            for (selectors, at) in [
+                (
+                    json!({"labelSelector": {"matchExpressions": [{"key": "a", "operator": "Near"}]}}),
+                    "labelSelector.matchExpressions[0].operator",
+                ),
+                (
+                    json!({"nodeSelectorRequirementMatcher": [{"key": "a", "operator": "In"}]}),
+                    "nodeSelectorRequirementMatcher[0].values",
+                ),
+            ] {
+                let found = found(of(selectors));
+                assert_eq!(found.len(), 1, "{found:?}");
+                assert_eq!(found[0].0, format!("spec.{field}.proactive.selectionPolicy.selectors.{at}"));
+            }
+        }
+    }
+
+    #[test]
+    fn stored_pool_whose_vms_cannot_be_created_is_scaled_in_and_paused() {
+        let tpm = |more: Value| {
+            let devices = json!({"template": {"spec": {"domain": {"devices": {"tpm": {"persistent": true}}}}}});
+            let mut change = json!({"replicas": 3, "virtualMachineTemplate": {"spec": devices}});
+            json_patch::merge(&mut change, &more);
+            pool(change)
+        };
+        let old = tpm(json!({}));
+        let refused = |pool: &VirtualMachinePoolSpec, old: Option<&VirtualMachinePoolSpec>| {
+            let errors = field_errors(pool, old, "n", &ClusterConfig::default(), false);
+            errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
+        };
+        let field = format!("{ROOT}.template.spec.domain.devices.tpm");
+        assert_eq!(refused(&old, None), [field.clone()]);
+        for change in [json!({"replicas": 1}), json!({"paused": true}), json!({"updateStrategy": {"unmanaged": {}}})] {
+            assert_eq!(refused(&tpm(change), Some(&old)), Vec::<String>::new());
+        }
+        assert_eq!(refused(&tpm(json!({"replicas": 4})), Some(&old)), [field.clone()]);
+        let labelled = json!({"virtualMachineTemplate": {"metadata": {"labels": {"tier": "low"}}}});
+        assert_eq!(refused(&tpm(labelled), Some(&old)), [field]);
+    }
+
+    #[test]
+    fn warnings_name_settings_with_less_effect() {
+        assert_eq!(warnings(&pool(json!({})), None), Vec::<String>::new());
+        for (strategy, state, number) in
+            [("proactive", "Online", 1), ("opportunistic", "Online", 1), ("proactive", "Offline", 0)]
+        {
+            let pool = pool(json!({"scaleInStrategy": {strategy: {"statePreservation": state}}}));
+            assert_eq!(warnings(&pool, None).len(), number, "{strategy} {state}");
+        }
     }
 
     #[test]

@@ -180,7 +180,7 @@ pub fn field_errors(
     }
     if old.is_none_or(|old| old.spec.data_volume_templates != vm.spec.data_volume_templates) {
         let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
-        errors.extend(rules::data_volumes::validate_namespaces(&vm.spec, namespace));
+        errors.extend(rules::data_volumes::validate_namespaces("spec", &vm.spec, namespace));
     }
     if let Some(old) = old.filter(|_| errors.is_empty()) {
         errors.extend(in_progress_errors(vm, old));

@@ -83,13 +83,13 @@ fn validate_template(path: &str, template: &DataVolumeTemplateSpec, used: &BTree
 }
 
 /// Rejects DataVolume templates with another namespace than their VM.
-pub(crate) fn validate_namespaces(spec: &VirtualMachineSpec, namespace: &str) -> FieldErrors {
+pub(crate) fn validate_namespaces(root: &str, spec: &VirtualMachineSpec, namespace: &str) -> FieldErrors {
     let mut errors = FieldErrors::new();
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
         let other = template.metadata.namespace.as_deref().unwrap_or_default();
         if !other.is_empty() && other != namespace {
             errors.invalid(
-                format!("spec.dataVolumeTemplates[{index}]"),
+                format!("{root}.dataVolumeTemplates[{index}]"),
                 format!("Embedded DataVolume namespace {other} differs from VM namespace {namespace}"),
             );
         }

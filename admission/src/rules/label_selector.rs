@@ -13,7 +13,7 @@ use crate::context::{FieldErrors, names};
 pub(crate) struct SelectorError(String);
 
 /// Validates the label selector at `path`.
-pub(super) fn validate(path: &str, selector: &LabelSelector, errors: &mut FieldErrors) {
+pub(crate) fn validate(path: &str, selector: &LabelSelector, errors: &mut FieldErrors) {
     for (key, value) in selector.match_labels.iter().flatten() {
         for error in names::qualified_name_errors(key) {
             invalid(&format!("{path}.matchLabels"), key, &error, errors);

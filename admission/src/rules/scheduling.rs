@@ -103,7 +103,7 @@ fn validate_node_term(path: &str, term: &NodeSelectorTerm, errors: &mut FieldErr
     }
 }
 
-fn validate_node_requirement(path: &str, requirement: &NodeSelectorRequirement, errors: &mut FieldErrors) {
+pub(crate) fn validate_node_requirement(path: &str, requirement: &NodeSelectorRequirement, errors: &mut FieldErrors) {
     let values = requirement.values.as_ref().map_or(0, Vec::len);
     let field = format!("{path}.values");
     match requirement.operator.as_str() {

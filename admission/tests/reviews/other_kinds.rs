@@ -3,7 +3,7 @@
 use api::FeatureGate;
 use serde_json::{Value, json};
 
-use crate::{Call, preset, vm, vmi};
+use crate::{CONTROLLER, Call, preset, vm, vmi};
 
 #[test]
 fn stored_invalid_configuration_blocks_no_other_change() {
@@ -171,7 +171,7 @@ fn unsupported_fields_of_policies_are_refused_unless_they_are_stored() {
 }
 
 #[test]
-fn valid_objects_of_unsupported_kinds_are_refused() {
+fn pools_are_validated_until_they_are_deleted() {
     let pool = json!({
         "metadata": {"name": "p"},
         "spec": {
@@ -179,6 +179,24 @@ fn valid_objects_of_unsupported_kinds_are_refused() {
             "virtualMachineTemplate": {"metadata": {"labels": {"app": "web"}}, "spec": vm()["spec"]},
         },
     });
-    let call = Call::new("/virtualmachinepool-validate", "virtualmachinepools", "CREATE", pool);
-    Call { group: "pool.kubevirt.io", ..call }.refused("VirtualMachinePool is not supported yet");
+    let changed = |change: Value| {
+        let mut object = pool.clone();
+        json_patch::merge(&mut object, &change);
+        object
+    };
+    let call = |operation, object| {
+        let call = Call::new("/virtualmachinepool-validate", "virtualmachinepools", operation, object);
+        Call { group: "pool.kubevirt.io", ..call }
+    };
+    call("CREATE", pool.clone()).allowed();
+    let refusal = "maxUnavailable must be greater than 0";
+    let wrong = changed(json!({"spec": {"maxUnavailable": 0}}));
+    call("CREATE", wrong.clone()).refused(refusal);
+    call("UPDATE", wrong.clone()).was(pool.clone()).refused(refusal);
+    // One that was stored earlier gets finalizers, and loses them.
+    let labelled =
+        changed(json!({"spec": {"maxUnavailable": 0}, "metadata": {"finalizers": ["pool.kubevirt.io/finalizer"]}}));
+    call("UPDATE", labelled).was(wrong.clone()).by(CONTROLLER).allowed();
+    let deleted = json!({"spec": {"maxUnavailable": -1}, "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
+    call("UPDATE", changed(deleted)).was(wrong).allowed();
 }
