@@ -15,6 +15,8 @@ use crate::{Condition, VirtualMachineSpec};
 
 /// API group of pools.
 pub const GROUP: &str = "pool.kubevirt.io";
+/// Group and stored version of pools.
+pub const API_VERSION: &str = "pool.kubevirt.io/v1beta1";
 
 /// A set of VMs created from one template.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

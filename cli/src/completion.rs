@@ -1,6 +1,7 @@
 //! Completion for `kubectl virt <TAB>`. kubectl runs `kubectl_complete-virt` with the words typed so far and completes the
 //! last one. It expects candidates (`word\tdescription`) and a final `:directive` line.
 
+use api::pool;
 use clap::{Arg, Command, CommandFactory, builder::StyledStr};
 use http::Method;
 use serde::Deserialize;
@@ -9,6 +10,7 @@ use crate::{ClusterOptions, Connection, Error, command_line::Cli};
 
 /// Cobra's directive "do not complete file names".
 const NO_FILES: &str = ":4";
+const POOLS: &str = "virtualmachinepools";
 /// Time limit for looking up names in the cluster, since the user waits at the prompt.
 const LOOKUP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -108,6 +110,8 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
         )
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vmi"])
         | ("usbredir", [_]) => Some("virtualmachineinstances"),
+        ("expose", ["vmirs"]) => Some("virtualmachineinstancereplicasets"),
+        ("expose", ["vmpool"]) => Some(POOLS),
         _ => None,
     }
 }
@@ -146,7 +150,8 @@ async fn names(before: &[String], resource: &str) -> Result<Vec<String>, Error> 
         ..ClusterOptions::default()
     };
     let connection = Connection::open(&options).await?;
-    let path = format!("/apis/kubevirt.io/v1/namespaces/{}/{resource}?limit=500", connection.namespace);
+    let version = if resource == POOLS { pool::API_VERSION } else { "kubevirt.io/v1" };
+    let path = format!("/apis/{version}/namespaces/{}/{resource}?limit=500", connection.namespace);
     let answer = connection.call(Method::GET, &path, Vec::new()).await?;
     let list: List = serde_json::from_slice(&answer).map_err(|e| Error::Transport(e.to_string()))?;
     Ok(list.items.into_iter().map(|item| item.metadata.name).collect())
@@ -169,7 +174,7 @@ mod tests {
         for (line, typed, expected) in [
             ("memory-dump", "", &["get", "download", "remove"][..]),
             ("evacuate-cancel", "v", &["vm", "vmi"]),
-            ("-n ns expose --name svc", "", &["vm", "vmi", "vmirs"]),
+            ("-n ns expose --name svc", "", &["vm", "vmi", "vmirs", "vmpool"]),
             ("expose vm", "", &[]),
             ("-n", "", &[]),
         ] {
@@ -190,6 +195,7 @@ mod tests {
             ("evacuate-cancel node", None),
             ("memory-dump get", Some("virtualmachines")),
             ("set cpu", Some("virtualmachines")),
+            ("expose vmpool", Some(POOLS)),
             ("usbredir 1-2", Some("virtualmachineinstances")),
             ("pause", None),
             ("start a", None),

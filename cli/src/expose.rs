@@ -1,8 +1,8 @@
-//! `expose`: creates a Service for a VM, a VMI or the VMIs of a replica set.
+//! `expose`: creates a Service for a VM, a VMI, or the VMIs of a replica set or pool.
 
 use std::net::IpAddr;
 
-use api::{constants::label::VMI_ID, names};
+use api::{constants::label::VMI_ID, names, pool};
 use clap::{Args, ValueEnum};
 use http::Method;
 use serde_json::{Map, Value, json};
@@ -32,6 +32,9 @@ enum Subject {
     /// A VirtualMachineInstanceReplicaSet
     #[value(alias = "vmirss", alias = "virtualmachineinstancereplicaset", alias = "virtualmachineinstancereplicasets")]
     Vmirs,
+    /// A VirtualMachinePool
+    #[value(alias = "vmpools", alias = "virtualmachinepool", alias = "virtualmachinepools")]
+    Vmpool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,7 +76,7 @@ enum FamilyPolicy {
 /// Options of `expose`.
 #[derive(Args)]
 pub(crate) struct ExposeOptions {
-    /// Type of the object to expose: vm, vmi or vmirs
+    /// Type of the object to expose: vm, vmi, vmirs or vmpool
     #[arg(value_name = "TYPE", ignore_case = true)]
     subject: Subject,
     /// Name of the object to expose
@@ -123,6 +126,14 @@ impl Subject {
             Self::Vm => "virtualmachines",
             Self::Vmi => "virtualmachineinstances",
             Self::Vmirs => "virtualmachineinstancereplicasets",
+            Self::Vmpool => "virtualmachinepools",
+        }
+    }
+
+    fn api_version(self) -> &'static str {
+        match self {
+            Self::Vm | Self::Vmi | Self::Vmirs => "kubevirt.io/v1",
+            Self::Vmpool => pool::API_VERSION,
         }
     }
 
@@ -131,6 +142,7 @@ impl Subject {
             Self::Vm => "VirtualMachine",
             Self::Vmi => "VirtualMachineInstance",
             Self::Vmirs => "VirtualMachineInstanceReplicaSet",
+            Self::Vmpool => "VirtualMachinePool",
         }
     }
 
@@ -138,15 +150,18 @@ impl Subject {
     fn vmi_spec(self, object: &Value) -> &Value {
         match self {
             Self::Vm | Self::Vmirs => &object["spec"]["template"]["spec"],
+            Self::Vmpool => &object["spec"]["virtualMachineTemplate"]["spec"]["template"]["spec"],
             Self::Vmi => &object["spec"],
         }
     }
 
-    /// Returns labels that select the launcher pods: labels of the object, or else the label with the VMI's name.
+    /// Returns labels that select the launcher pods: labels of the object, or else the label with the VMI's name. The selector of a
+    /// pool selects VMs, so that the labels of its VMIs count.
     fn selector(self, object: &Value, name: &str) -> Result<Value, Error> {
         let labels = match self {
             Self::Vm => &object["spec"]["template"]["metadata"]["labels"],
             Self::Vmi => &object["metadata"]["labels"],
+            Self::Vmpool => &object["spec"]["virtualMachineTemplate"]["spec"]["template"]["metadata"]["labels"],
             Self::Vmirs => {
                 let selector = &object["spec"]["selector"];
                 if selector["matchExpressions"].as_array().is_some_and(|list| !list.is_empty()) {
@@ -166,6 +181,9 @@ impl Subject {
             _ if !labels.is_empty() => Ok(Value::Object(labels)),
             Self::Vm | Self::Vmi => Ok(json!({VMI_ID: names::label_value(name)})),
             Self::Vmirs => Err(Error::Usage(format!("{name} has no labels that a Service can select"))),
+            Self::Vmpool => Err(Error::Usage(format!(
+                "the VMIs of {name} have no labels that a Service can select: set spec.virtualMachineTemplate.spec.template.metadata.labels"
+            ))),
         }
     }
 }
@@ -234,7 +252,7 @@ impl ExposeOptions {
         // The owner reference deletes the Service with the object. The user who deletes the object may lack the right to delete
         // Services.
         let owner = json!({
-            "apiVersion": "kubevirt.io/v1",
+            "apiVersion": self.subject.api_version(),
             "kind": self.subject.kind(),
             "name": name,
             "uid": object["metadata"]["uid"],
@@ -253,7 +271,8 @@ fn word<V: ValueEnum>(value: V) -> String {
 pub(crate) async fn run(connection: &Connection, options: &ExposeOptions) -> Result<(), Error> {
     let name = object_name(&options.object)?;
     let namespace = &connection.namespace;
-    let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/{}/{name}", options.subject.resource());
+    let (version, resource) = (options.subject.api_version(), options.subject.resource());
+    let path = format!("/apis/{version}/namespaces/{namespace}/{resource}/{name}");
     let object = read(&connection.call(Method::GET, &path, Vec::new()).await?)?;
     let service = options.manifest(&object, name)?.to_string().into_bytes();
     connection.call(Method::POST, &format!("/api/v1/namespaces/{namespace}/services"), service).await?;
@@ -321,6 +340,25 @@ mod tests {
                 "blockOwnerDeletion": false,
             }]})
         );
+    }
+
+    #[test]
+    fn pool_is_exposed_with_the_labels_of_its_vmis() {
+        let mut pool = json!({
+            "metadata": {"uid": "u1"},
+            "spec": {"selector": {"matchLabels": {"vms": "web"}}, "virtualMachineTemplate": vm()},
+        });
+        let words = ["vmpool", "web", "--name=svc"];
+        let service = service(&words, &pool).unwrap();
+        assert_eq!(service["spec"]["selector"], json!({"app": "web"}));
+        assert_eq!(service["spec"]["ports"][0]["port"], 80);
+        let owner = &service["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["apiVersion"], &owner["kind"]),
+            (&json!("pool.kubevirt.io/v1beta1"), &json!("VirtualMachinePool"))
+        );
+        pool["spec"]["virtualMachineTemplate"]["spec"]["template"]["metadata"] = json!({});
+        assert!(made(&words, &pool).is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use api::pool;
 use clap::Args;
 use http::Method;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
@@ -206,12 +207,14 @@ impl<W: Write> Bundle<'_, W> {
         let file = |kind: &str| format!("{directory}/{kind}.yaml");
         let core = format!("/api/v1/namespaces/{namespace}");
         let group = format!("/apis/kubevirt.io/v1/namespaces/{namespace}");
+        let pools = format!("/apis/{}/namespaces/{namespace}", pool::API_VERSION);
         let mut read = Vec::new();
         for (prefix, kind) in [
             (&group, "virtualmachines"),
             (&group, "virtualmachineinstances"),
             (&group, "virtualmachineinstancemigrations"),
             (&group, "virtualmachineinstancereplicasets"),
+            (&pools, "virtualmachinepools"),
             (&core, "pods"),
             (&core, "persistentvolumeclaims"),
             (&core, "events"),
@@ -225,6 +228,7 @@ impl<W: Write> Bundle<'_, W> {
             vmis: next(),
             migrations: next(),
             replica_sets: next(),
+            pools: next(),
             pods: next(),
             claims: next(),
             events: next(),

@@ -14,6 +14,7 @@ pub(super) struct Tenant {
     pub vmis: Vec<Value>,
     pub migrations: Vec<Value>,
     pub replica_sets: Vec<Value>,
+    pub pools: Vec<Value>,
     pub pods: Vec<Value>,
     pub claims: Vec<Value>,
     pub data_volumes: Vec<Value>,
@@ -30,6 +31,7 @@ impl Tenant {
         self.vmis.retain(|vmi| is_named(&vmi["metadata"]["name"]));
         self.migrations.retain(|migration| is_named(&migration["spec"]["vmiName"]));
         self.replica_sets.retain(|_| names.is_empty());
+        self.pools.retain(|_| names.is_empty());
         let claims: BTreeSet<String> = self.vms.iter().chain(&self.vmis).flat_map(claims).collect();
         let is_claim = |name: &Value| name.as_str().is_some_and(|name| claims.contains(name));
         // Other pods of the namespace are of no concern.
@@ -56,12 +58,13 @@ impl Tenant {
     }
 
     /// Returns the objects by plural, without events.
-    pub(super) fn objects(&self) -> [(&'static str, &[Value]); 8] {
+    pub(super) fn objects(&self) -> [(&'static str, &[Value]); 9] {
         [
             ("virtualmachines", &self.vms),
             ("virtualmachineinstances", &self.vmis),
             ("virtualmachineinstancemigrations", &self.migrations),
             ("virtualmachineinstancereplicasets", &self.replica_sets),
+            ("virtualmachinepools", &self.pools),
             ("pods", &self.pods),
             ("persistentvolumeclaims", &self.claims),
             ("datavolumes", &self.data_volumes),
@@ -213,6 +216,7 @@ mod tests {
             vmis: vec![named("a"), named("b")],
             migrations: vec![json!({"metadata": {"name": "m"}, "spec": {"vmiName": "b"}})],
             replica_sets: vec![named("set")],
+            pools: vec![named("pool")],
             pods: vec![
                 pod("virt-launcher-a", "virt-launcher", ("VirtualMachineInstance", "a")),
                 pod("hp-a", "hotplug-disk", ("Pod", "virt-launcher-a")),
@@ -247,7 +251,7 @@ mod tests {
         assert_eq!(about(&all.events), ["a", "hp-a", "gone", "data-b"]);
         let one = tenant().select(&["a".to_owned()]);
         assert_eq!((names(&one.vms), names(&one.vmis)), (vec!["a".to_owned()], vec!["a".to_owned()]));
-        assert!(one.migrations.is_empty() && one.replica_sets.is_empty());
+        assert!(one.migrations.is_empty() && one.replica_sets.is_empty() && one.pools.is_empty());
         assert_eq!(names(&one.pods), ["virt-launcher-a", "hp-a", "importer-data-a"]);
         assert_eq!(
             (names(&one.claims), names(&one.data_sources)),
