@@ -13,6 +13,7 @@ mod imports;
 mod lane;
 mod memory;
 mod migration;
+mod pools;
 mod scale;
 mod start;
 mod throughput;
@@ -46,8 +47,11 @@ struct Options {
     /// Measure only imports and clones of disks
     #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations"])]
     imports: bool,
+    /// Measure only a pool of VMs beside a replica set
+    #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports"])]
+    pools: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -102,6 +106,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if options.pools {
+        story("pools", async |s| pools::measure(s, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, options.scale_divisor, &mut figures).await;
@@ -128,6 +138,7 @@ fn main() -> Result<()> {
         changes::measure(s, options.rounds, &mut figures).await?;
         imports::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
+        pools::measure(s, &mut figures).await?;
         migration::measure(s, options.rounds, &mut figures).await?;
         // Remaining VMIs are deleted meanwhile: removing a pod costs more CPU time than the reviews.
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -156,6 +167,8 @@ fn compare(figures: &mut Figures) {
         ("import_registry_over_convert", ratio("import_registry_s", "convert_s")),
         ("import_http_over_wget", ratio("import_http_s", "wget_s")),
         ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
+        ("pool_up_over_replica_set", ratio("pool_up_per_s", "replica_set_up_per_s")),
+        ("pool_down_over_replica_set", ratio("pool_down_per_s", "replica_set_down_per_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
         ("migration_over_plain", ratio("migration_s", "plain_migration_s")),
         ("migration_begin_over_pod", ratio("migration_begin_s", "pod_beside_migration_running_s")),
