@@ -9,12 +9,13 @@
 //! story                         namespace and methods of a story
 //! storage                       directories and devices of a node for claims
 //! flood                         an attack on the installation
-//! collector                     receives traces
+//! collector  external_metric    receives traces, serves a metric
 //! ```
 
 mod answer;
 mod collector;
 mod environment;
+mod external_metric;
 mod flood;
 mod plugin;
 mod socket;
@@ -28,6 +29,7 @@ pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,
     skip,
 };
+pub use external_metric::ExternalMetric;
 pub use flood::{Extent, Flood};
 pub use plugin::{Console, Ended, Served, echo, ends};
 pub use socket::Socket;

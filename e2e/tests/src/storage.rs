@@ -223,7 +223,7 @@ pub async fn on_host(s: &Story, node: &str, script: &str) -> Result<String> {
 ///
 /// A VMI is left.
 pub async fn delete_vmis(s: &Story) -> Result<()> {
-    for kind in ["vm", "vmi"] {
+    for kind in ["vmpool", "vm", "vmi"] {
         for object in s.list(kind, "").await? {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             match s.api(kind).delete(name, &DeleteParams::background()).await {

@@ -24,7 +24,7 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "vmim" | "VirtualMachineInstanceMigration" => {
             ("kubevirt.io", "v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
         }
-        "VirtualMachinePool" => ("pool.kubevirt.io", "v1beta1", "VirtualMachinePool", "virtualmachinepools"),
+        "vmpool" | "VirtualMachinePool" => ("pool.kubevirt.io", "v1beta1", "VirtualMachinePool", "virtualmachinepools"),
         "VirtualMachineClone" => ("clone.kubevirt.io", "v1beta1", "VirtualMachineClone", "virtualmachineclones"),
         "VirtualMachineSnapshot" => {
             ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineSnapshot", "virtualmachinesnapshots")
@@ -59,6 +59,9 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "MutatingAdmissionPolicyBinding" => {
             ("admissionregistration.k8s.io", "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings")
         }
+        "APIService" => ("apiregistration.k8s.io", "v1", "APIService", "apiservices"),
+        "EndpointSlice" => ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
+        "HorizontalPodAutoscaler" => ("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
         "Job" => ("batch", "v1", "Job", "jobs"),
         "ControllerRevision" => ("apps", "v1", "ControllerRevision", "controllerrevisions"),
         "Role" => ("rbac.authorization.k8s.io", "v1", "Role", "roles"),

@@ -182,7 +182,7 @@ impl Story {
     }
 
     async fn end(self) -> Result<()> {
-        for kind in ["vm", "vmirs", "vmi"] {
+        for kind in ["vmpool", "vm", "vmirs", "vmi"] {
             let deleted = self.api(kind).delete_collection(&DeleteParams::background(), &ListParams::default()).await;
             deleted.with_context(|| format!("cannot delete each {kind}"))?;
         }

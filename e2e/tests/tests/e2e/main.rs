@@ -58,6 +58,8 @@ mod nics;
 mod nics_faults;
 mod owners;
 mod pods;
+mod pools;
+mod pools_faults;
 mod port_forward_ends;
 mod post_copy;
 mod preferences;
