@@ -200,6 +200,18 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
         "kubectl get vm sized -o jsonpath='{.status.instancetypeRef}'": Step(before="within 240 runs sized", shows="tiny"),
         "kubectl virt expand --vm sized": Step(shows="128Mi"),
     },
+    "pools": {
+        "kubectl scale vmpool web --replicas 3": Step(after="within 240 has vmpool/web '{.status.readyReplicas}' 3"),
+        "kubectl virt expose vmpool web --name web": Step(after="has service/web '{.spec.selector.app}' web"),
+        "kubectl delete vm store-0": Step(
+            before="for number in 0 1; do within 180 has datavolume/data-$number '{.status.phase}' Succeeded; done",
+            after="within 60 kubectl get vm store-0; has datavolume/data-0 '{.status.phase}' Succeeded",
+        ),
+        "kubectl scale vmpool store --replicas 1": Step(after="kubectl wait vm/store-1 --for=delete --timeout=60s"),
+        "kubectl get datavolume data-1": Step(shows="Succeeded"),
+        "kubectl get controllerrevisions": Step(shows="web-"),
+        "kubectl delete vmpool web": Step(after="within 120 eval '! kubectl get vm web-0'"),
+    },
     "kvm-hosts": {
         "kubectl get nodes -o custom-columns='NODE:.metadata.name,KVM:.status.allocatable.devices\\.kubevirt\\.io/kvm'": Step(shows=r"node-2 +\S"),
         "kubectl describe nodes | grep devices.kubevirt.io": Step(shows="devices.kubevirt.io/kvm"),

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 
-# Kinds of users. The snapshot and the pool are of kinds that Ferrovirt only stores.
+# Kinds of users. The snapshot is of a kind that Ferrovirt only stores.
 KINDS = [
     "virtualmachines.kubevirt.io",
     "virtualmachineinstancepresets.kubevirt.io",
@@ -20,8 +20,9 @@ KINDS = [
     "virtualmachinepreferences.instancetype.kubevirt.io",
 ]
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
+POOL_FINALIZER = "pool.kubevirt.io/finalizer"
 # Finalizers that Ferrovirt has as well, so that it may add and remove them.
-SHARED_FINALIZERS = {VM_FINALIZER}
+SHARED_FINALIZERS = {VM_FINALIZER, POOL_FINALIZER}
 OBSERVED = {"kubevirt.io/latest-observed-api-version": "v1", "kubevirt.io/storage-observed-api-version": "v1"}
 # Memory of the instance type when the VM was created, and now.
 COPIED_MEMORY, PRESENT_MEMORY = "160Mi", "1Ti"
@@ -131,14 +132,20 @@ def create_all(namespace):
     kubectl("patch", "virtualmachineclusterinstancetype", "u1.test", "--type=merge", "--patch", patch)
 
     template = {"metadata": {"labels": {"pool": "pool"}}, "spec": example["spec"]}
-    pool = thing("pool.kubevirt.io/v1beta1", "VirtualMachinePool", "pool", namespace, {"replicas": 2, "selector": {"matchLabels": {"pool": "pool"}}, "virtualMachineTemplate": template}, finalizers=["pool.kubevirt.io/finalizer"])
+    pool = thing("pool.kubevirt.io/v1beta1", "VirtualMachinePool", "pool", namespace, {"replicas": 2, "paused": True, "selector": {"matchLabels": {"pool": "pool"}}, "virtualMachineTemplate": template}, finalizers=[POOL_FINALIZER])
     pool = create(pool)
-    for number, name in enumerate(["pool-0", "pool-vm"], 5):
+    of_revision = {"kubevirt.io/vm-pool-revision-name": "pool-1"}
+    for number, name in enumerate(["pool-0", "pool-1"], 5):
         member = stopped(example, namespace, name, number)
-        member["metadata"]["labels"] = {"pool": "pool", "kubevirt.io/vm-pool-revision-name": "pool-1"}
+        member["metadata"]["labels"] = {"pool": "pool", **of_revision}
         member["metadata"]["ownerReferences"] = owned_by(pool)
-        member["metadata"]["finalizers"].append("pool.kubevirt.io/finalizer")
+        member["metadata"]["finalizers"].append(POOL_FINALIZER)
+        member["spec"]["template"]["metadata"].setdefault("labels", {}).update(of_revision)
         create(member, status())
+
+    snapshotted = stopped(example, namespace, "snapshotted", 7)
+    snapshotted["metadata"]["finalizers"].append("snapshot.kubevirt.io/snapshot-source-protection")
+    create(snapshotted, status())
 
     source = {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "my-vm"}
     create(thing("snapshot.kubevirt.io/v1beta1", "VirtualMachineSnapshot", "before", namespace, {"source": source}, finalizers=["snapshot.kubevirt.io/vmsnapshot-protection"]))
