@@ -20,6 +20,7 @@ mod node;
 pub mod options;
 mod owned_vmis;
 mod pod_trace;
+mod pool;
 mod registry;
 mod replicaset;
 mod resources;

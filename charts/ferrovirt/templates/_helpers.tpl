@@ -263,6 +263,11 @@ clientConfig:
 has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("kubevirt.io/") && o.kind in {{ rest . | toJson }})
 {{- end -}}
 
+{{/* CEL: a pool controls an object: ferrovirt.ofPool "oldObject" */}}
+{{- define "ferrovirt.ofPool" -}}
+has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("pool.kubevirt.io/") && o.kind == "VirtualMachinePool" && o.uid != "")
+{{- end -}}
+
 {{/* CEL: a DataVolume controls an object: ferrovirt.ofDataVolume "oldObject" */}}
 {{- define "ferrovirt.ofDataVolume" -}}
 has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume" && o.uid != "")

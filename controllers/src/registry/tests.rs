@@ -94,6 +94,36 @@ fn replica_set(number: usize, version: usize) -> Value {
     })
 }
 
+fn pool(number: usize, version: usize) -> Value {
+    let labels = json!({"pool": format!("pool-{number}")});
+    let vm = json!({"template": {"spec": {"domain": {"devices": {}}}}});
+    json!({
+        "apiVersion": "pool.kubevirt.io/v1beta1", "kind": "VirtualMachinePool",
+        "metadata": metadata(&format!("pool-{number}"), version),
+        "spec": {
+            "replicas": 1, "selector": {"matchLabels": labels},
+            "scaleInStrategy": {"proactive": {"statePreservation": "Offline"}},
+            "virtualMachineTemplate": {"metadata": {"labels": labels}, "spec": vm},
+        },
+    })
+}
+
+/// The VM of a pool, which is deleted and waits for its disks to be detached.
+fn vm_of_pool(number: usize, version: usize) -> Value {
+    let mut vm = vm(number, version);
+    vm["metadata"] = metadata(&format!("pool-{number}-0"), version);
+    vm["metadata"]["labels"] = json!({"pool": format!("pool-{number}")});
+    vm["metadata"]["finalizers"] = json!(["pool.kubevirt.io/finalizer"]);
+    vm["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
+    vm["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "pool.kubevirt.io/v1beta1", "kind": "VirtualMachinePool", "name": format!("pool-{number}"),
+        "uid": format!("uid-pool-{number}"), "controller": true,
+    }]);
+    vm["spec"]["template"]["spec"]["volumes"] =
+        json!([{"name": "data", "dataVolume": {"name": format!("claim-{number}")}}]);
+    vm
+}
+
 fn pod(number: usize, version: usize) -> Value {
     let metadata = metadata(&format!("p-{number}"), version);
     let mut metadata = owned(metadata, "VirtualMachineInstance", &format!("m-{number}"));
@@ -180,6 +210,8 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::Instance, vmi(number, 1, "Running"));
         caches.written(Kind::Instance, orphan(number, 1));
         caches.written(Kind::ReplicaSet, replica_set(number, 1));
+        caches.written(Kind::Pool, pool(number, 1));
+        caches.written(Kind::VirtualMachine, vm_of_pool(number, 1));
         caches.written(Kind::Migration, migration(number, 1, "Pending"));
         caches.written(Kind::Pod, pod(number, 1));
         caches.written(Kind::ControllerRevision, revision(number, 1));
@@ -215,6 +247,8 @@ impl Cluster {
             ("migration", self.cost(|caches| caches.written(Kind::Migration, migration(0, 2, "Scheduling")))),
             ("migration ended", self.cost(|caches| caches.written(Kind::Migration, migration(3, 2, "Failed")))),
             ("replica set", self.cost(|caches| caches.written(Kind::ReplicaSet, replica_set(0, 2)))),
+            ("pool", self.cost(|caches| caches.written(Kind::Pool, pool(0, 2)))),
+            ("VM of a pool", self.cost(|caches| caches.written(Kind::VirtualMachine, vm_of_pool(0, 2)))),
             ("pod", self.cost(|caches| caches.written(Kind::Pod, pod(0, 2)))),
             ("pod of a pending VMI", self.cost(|caches| caches.written(Kind::Pod, pod(1, 2)))),
             (

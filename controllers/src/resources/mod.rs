@@ -30,6 +30,8 @@ pub(crate) mod nodes;
 pub(crate) mod pod_warnings;
 pub(crate) mod pods;
 pub(crate) mod policies;
+pub(crate) mod pool_revisions;
+pub(crate) mod pools;
 pub(crate) mod quotas;
 pub(crate) mod replica_sets;
 #[cfg(test)]
@@ -50,7 +52,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    VirtualMachineInstanceReplicaSet,
+    VirtualMachineInstanceReplicaSet, VirtualMachinePool,
     cdi::{DataSource, DataVolume},
     instancetype::MatchedKind,
     owner,
@@ -78,6 +80,7 @@ use self::{
     pod_warnings::PodWarning,
     pods::{CachedPod, PodIndex},
     policies::CachedPolicy,
+    pool_revisions::PoolRevision,
     quotas::CachedQuota,
     roles::CachedRole,
     snapshots::CachedSnapshot,
@@ -143,6 +146,8 @@ resources! {
     policies: CachedPolicy as Policies,
     /// VirtualMachineInstanceReplicaSets.
     replica_sets: VirtualMachineInstanceReplicaSet as ReplicaSets,
+    /// VirtualMachinePools.
+    pools: VirtualMachinePool as Pools,
     /// Instance types.
     instancetypes: instancetypes::Instancetypes as Instancetypes,
     /// Instance types of the cluster.
@@ -153,6 +158,8 @@ resources! {
     cluster_preferences: instancetypes::ClusterPreferences as ClusterPreferences,
     /// Records of the starts of VMs.
     starts: StartRevision as Starts,
+    /// Records of the specs of pools.
+    pool_revisions: PoolRevision as PoolRevisions,
     /// Copies of instance types and preferences.
     revisions: InstancetypeRevision as Revisions,
     /// Launcher pods.

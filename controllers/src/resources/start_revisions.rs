@@ -87,9 +87,11 @@ impl Group {
     ];
 }
 
-type Digest = [u8; DIGEST_BYTES];
+/// The beginning of a SHA-256 digest.
+pub(super) type Digest = [u8; DIGEST_BYTES];
 
-fn digest(part: &impl Serialize) -> Digest {
+/// Returns the digest of an object as JSON.
+pub(super) fn digest(part: &impl Serialize) -> Digest {
     let json = serde_json::to_vec(part).unwrap_or_default();
     let mut digest = Digest::default();
     for (to, from) in digest.iter_mut().zip(Sha256::digest(&json)) {

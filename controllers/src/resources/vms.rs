@@ -2,14 +2,14 @@
 
 use api::{
     VirtualMachine,
-    constants::condition,
+    constants::{condition, finalizer},
     instancetype::{
         MatchedKind,
         matcher::{Role, Source, source},
     },
 };
 
-use super::{claims::claim_name, declaration::Declaration};
+use super::{claims::claim_name, declaration::Declaration, pools::controlling_pool};
 use crate::{
     cache::{Cached, Key},
     runtime::Kind,
@@ -30,6 +30,10 @@ pub(crate) enum VmIndex {
     Failing,
     /// VMs with DataVolumes in templates or volumes.
     HasDataVolumes,
+    /// UID of the pool that controls it.
+    Pool(String),
+    /// VMs with the finalizer of pools.
+    HeldByPool,
     /// DataSource that a template of the VM names, while the VM has condition Failure.
     WaitsFor(Key),
 }
@@ -57,8 +61,17 @@ impl Cached for VirtualMachine {
         if data_volume_names(self).next().is_some() {
             indices.push(VmIndex::HasDataVolumes);
         }
+        indices.extend(controlling_pool(&self.metadata).map(|pool| VmIndex::Pool(pool.uid.clone())));
+        if is_held_by_pool(self) {
+            indices.push(VmIndex::HeldByPool);
+        }
         indices
     }
+}
+
+/// Returns true for a VM with the finalizer of pools.
+pub(crate) fn is_held_by_pool(vm: &VirtualMachine) -> bool {
+    vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::POOL)
 }
 
 impl Declaration for VirtualMachine {

@@ -34,6 +34,8 @@ pub(crate) enum Kind {
     Instance,
     /// `kubevirt.io/v1` VirtualMachineInstanceReplicaSet.
     ReplicaSet,
+    /// `pool.kubevirt.io/v1beta1` VirtualMachinePool.
+    Pool,
     /// `kubevirt.io/v1` VirtualMachineInstanceMigration.
     Migration,
     /// `kubevirt.io/v1` KubeVirt.
@@ -71,6 +73,7 @@ impl Kind {
             Self::ReplicaSet => {
                 ("kubevirt.io/v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
             }
+            Self::Pool => ("pool.kubevirt.io/v1beta1", "VirtualMachinePool", "virtualmachinepools"),
             Self::Migration => {
                 ("kubevirt.io/v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
             }

@@ -51,6 +51,7 @@ fn source(note: &Event) -> &'static str {
         (event::NODE_UNRESPONSIVE, _) => "node-controller",
         (event::SUCCESSFUL_EVICT | event::FAILED_EVICT, _) => "workload-update-controller",
         (_, Some("VirtualMachineInstanceReplicaSet")) => "virtualmachinereplicaset-controller",
+        (_, Some("VirtualMachinePool")) => "virtualmachinepool-controller",
         _ => "virtualmachine-controller",
     }
 }
@@ -71,6 +72,7 @@ mod tests {
             ("Node", "NodeUnresponsive", "node-controller"),
             ("VirtualMachineInstance", "FailedEvict", "workload-update-controller"),
             ("VirtualMachineInstanceReplicaSet", "SuccessfulDelete", "virtualmachinereplicaset-controller"),
+            ("VirtualMachinePool", "SuccessfulCreate", "virtualmachinepool-controller"),
         ] {
             let regarding = ObjectReference { kind: Some(kind.to_owned()), ..ObjectReference::default() };
             assert_eq!(source(&Event::normal(regarding, reason, "")), expected, "{kind} {reason}");

@@ -41,8 +41,14 @@ fn stage<K: Cached>(object: Option<&K>) -> Option<(bool, usize)> {
 
 impl Controller for Uninstall {
     const NAME: &'static str = "uninstall";
-    const NEEDS: Needs =
-        needs(&[Resource::KubeVirts, Resource::Vms, Resource::Vmis, Resource::ReplicaSets, Resource::Migrations]);
+    const NEEDS: Needs = needs(&[
+        Resource::KubeVirts,
+        Resource::Vms,
+        Resource::Vmis,
+        Resource::ReplicaSets,
+        Resource::Pools,
+        Resource::Migrations,
+    ]);
     type Caches = Caches;
     type Observed = Observed;
 
@@ -52,6 +58,7 @@ impl Controller for Uninstall {
         wake.key_on_change(&caches.vms, &key, stage);
         wake.key_on_change(&caches.vmis, &key, stage);
         wake.key_on_change(&caches.replica_sets, &key, stage);
+        wake.key_on_change(&caches.pools, &key, stage);
         wake.key_on_change(&caches.migrations, &key, |migration| {
             migration.map(|migration| (migration.is_final(), migration.metadata.finalizers.clone()))
         });
@@ -66,6 +73,7 @@ impl Controller for Uninstall {
                 vms: caches.vms.all(),
                 vmis: caches.vmis.all(),
                 replica_sets: caches.replica_sets.all(),
+                pools: caches.pools.all(),
                 migrations: caches.migrations.all(),
             }
         } else {

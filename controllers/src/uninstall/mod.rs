@@ -12,7 +12,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    VirtualMachineInstanceReplicaSet,
+    VirtualMachineInstanceReplicaSet, VirtualMachinePool,
     constants::finalizer,
     kubevirt::uninstall::{UninstallStrategy, Workload},
     owner,
@@ -67,6 +67,8 @@ pub(crate) struct Workloads {
     pub vmis: Vec<Arc<VirtualMachineInstance>>,
     /// Replica sets.
     pub replica_sets: Vec<Arc<VirtualMachineInstanceReplicaSet>>,
+    /// Pools.
+    pub pools: Vec<Arc<VirtualMachinePool>>,
     /// Migrations.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
 }
@@ -113,17 +115,20 @@ pub(crate) fn decide(kubevirt: &KubeVirt, counts: Counts, workloads: &Workloads,
 }
 
 /// Returns the deletions of workloads. VMIs of a VM are left to the VM's controller, which stops them when the VM is deleted, and
-/// VMIs of a replica set to the garbage collector. A migration ends with its VMI.
+/// VMIs of a replica set and VMs of a pool to the garbage collector. A migration ends with its VMI.
 fn deletions(kubevirt: &KubeVirt, workloads: &Workloads) -> Vec<Effect> {
+    let pools = workloads.pools.iter().map(|pool| (Kind::Pool, &pool.metadata));
     let vms = workloads.vms.iter().map(|vm| (Kind::VirtualMachine, &vm.metadata));
     let sets = workloads.replica_sets.iter().map(|set| (Kind::ReplicaSet, &set.metadata));
-    let uids: HashSet<&str> = vms.clone().chain(sets.clone()).filter_map(|(_, meta)| meta.uid.as_deref()).collect();
+    let uids: HashSet<&str> =
+        pools.clone().chain(vms.clone()).chain(sets.clone()).filter_map(|(_, meta)| meta.uid.as_deref()).collect();
     let has_owner = |meta: &ObjectMeta| owner::controller(meta).is_some_and(|owner| uids.contains(owner.uid.as_str()));
     let vmis = workloads.vmis.iter().map(|vmi| &vmi.metadata).filter(|meta| !has_owner(meta));
     let vmis = vmis.map(|meta| (Kind::Instance, meta));
+    let vms = vms.filter(|(_, meta)| !has_owner(meta));
     let ended = workloads.migrations.iter().filter(|migration| migration.is_final());
     let migrations = ended.map(|migration| (Kind::Migration, &migration.metadata));
-    let all = vms.chain(sets).chain(vmis).chain(migrations);
+    let all = pools.chain(vms).chain(sets).chain(vmis).chain(migrations);
     all.filter(|(_, meta)| meta.deletion_timestamp.is_none())
         .map(|(kind, meta)| {
             let what = format!(
@@ -143,6 +148,7 @@ fn is_left(workloads: &Workloads) -> bool {
     let metadata = workloads.vms.iter().map(|vm| &vm.metadata);
     let metadata = metadata.chain(workloads.vmis.iter().map(|vmi| &vmi.metadata));
     let metadata = metadata.chain(workloads.replica_sets.iter().map(|set| &set.metadata));
+    let metadata = metadata.chain(workloads.pools.iter().map(|pool| &pool.metadata));
     let mut metadata = metadata.chain(workloads.migrations.iter().map(|migration| &migration.metadata));
     metadata.any(|meta| {
         let ours = |name: &String| finalizer::ALL.contains(&name.as_str());

@@ -113,6 +113,16 @@ fn set(name: &str) -> Arc<VirtualMachineInstanceReplicaSet> {
     object("VirtualMachineInstanceReplicaSet", name, &spec, None, "")
 }
 
+fn pool(name: &str, deleting: Option<&[&str]>) -> Arc<VirtualMachinePool> {
+    object("VirtualMachinePool", name, &json!({"selector": {}, "virtualMachineTemplate": {}}), deleting, "")
+}
+
+/// A VM that a pool controls.
+fn vm_of_pool(name: &str, owner: &str) -> Arc<VirtualMachine> {
+    let spec = json!({"template": {"spec": {"domain": {"devices": {}}}}});
+    object("VirtualMachine", name, &spec, None, owner)
+}
+
 fn migration(name: &str, phase: &str) -> Arc<VirtualMachineInstanceMigration> {
     let migration: Arc<VirtualMachineInstanceMigration> =
         object("VirtualMachineInstanceMigration", name, &json!({"vmiName": "a"}), None, "");
@@ -125,6 +135,7 @@ fn migration(name: &str, phase: &str) -> Arc<VirtualMachineInstanceMigration> {
 fn workloads_are_removed_and_then_the_finalizer() {
     let released = Some(json!(["example.com/other"]));
     let ours: &[&str] = &["kubevirt.io/virtualMachineControllerFinalize"];
+    let pools: &[&str] = &["pool.kubevirt.io/finalizer"];
     let foreign: &[&str] = &["example.com/finalizer"];
     for (workloads, deleted, finalizers) in [
         (Workloads::default(), vec![], released.clone()),
@@ -140,6 +151,7 @@ fn workloads_are_removed_and_then_the_finalizer() {
                 ],
                 replica_sets: vec![set("set")],
                 migrations: vec![migration("over", "Succeeded"), migration("running", "Running")],
+                ..Workloads::default()
             },
             vec![
                 "VirtualMachine a",
@@ -151,6 +163,13 @@ fn workloads_are_removed_and_then_the_finalizer() {
             None,
         ),
         (Workloads { vms: vec![vm("b", Some(ours))], ..Workloads::default() }, vec![], None),
+        // A pool would make its VMs again.
+        (
+            Workloads { pools: vec![pool("p", None)], vms: vec![vm_of_pool("p-0", "p")], ..Workloads::default() },
+            vec!["VirtualMachinePool p"],
+            None,
+        ),
+        (Workloads { pools: vec![pool("p", Some(pools))], ..Workloads::default() }, vec![], None),
         (Workloads { migrations: vec![migration("m", "Running")], ..Workloads::default() }, vec![], None),
         // Others are responsible for the rest.
         (Workloads { vms: vec![vm("b", Some(foreign))], ..Workloads::default() }, vec![], released.clone()),

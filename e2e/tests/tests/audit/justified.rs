@@ -45,6 +45,12 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(API, "list virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
     sometimes(CONTROLLER, "delete virtualmachines.kubevirt.io", REMOVED),
     sometimes(CONTROLLER, "delete virtualmachineinstancereplicasets.kubevirt.io", REMOVED),
+    sometimes(CONTROLLER, "delete virtualmachinepools.pool.kubevirt.io", REMOVED),
+    sometimes(
+        CONTROLLER,
+        "patch virtualmachinepools.pool.kubevirt.io",
+        "only the finalizer of a pool that KubeVirt made is removed, which `make moving-test` has",
+    ),
     sometimes(CONTROLLER, "list events", "only the events of launcher pods that do not start are read"),
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),

@@ -1,0 +1,269 @@
+//! The writes by which VMs and revisions become those that the pool wants.
+
+use std::time::Duration;
+
+use api::{
+    VirtualMachinePool,
+    constants::{event, label},
+    names,
+};
+use k8s_openapi::{
+    api::{apps::v1::ControllerRevision, core::v1::ObjectReference},
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
+};
+
+use super::{
+    BURST, Member, Observed, healing, manifest,
+    selection::select,
+    update::{self, Roll},
+    wanted_replicas,
+};
+use crate::{
+    resources::pool_revisions::{PoolRevision, PoolTemplate},
+    runtime::{Decision, Effect, Event, Failure, Kind},
+};
+
+/// Reason of a revision that could not be deleted.
+pub(super) const FAILED_PRUNING: &str = "FailedRevisionPruning";
+
+/// The changes.
+#[derive(Default)]
+pub(super) struct Changes<'a> {
+    /// Numbers of VMs to create.
+    created: Vec<u32>,
+    /// VMs to delete.
+    deleted: Vec<&'a Member>,
+    /// VMs that get the present template, with their numbers.
+    updated: Vec<(&'a Member, u32)>,
+    /// VMIs of a former template.
+    rolled: Vec<(&'a Member, Roll)>,
+    /// Revisions that nothing names.
+    pruned: Vec<&'a PoolRevision>,
+    /// Name of the revision with the present template.
+    revision: String,
+    /// It exists.
+    is_recorded: bool,
+    /// Time of the next look at VMs that fail.
+    wake: Option<Duration>,
+}
+
+impl<'a> Changes<'a> {
+    pub(super) fn of(observed: &'a Observed, owned: &[&'a Member]) -> Self {
+        let pool = &observed.pool.spec;
+        let template = PoolTemplate::of(pool);
+        let recorded = recorded(observed, &template);
+        let revision = recorded.map_or_else(|| revision_name(&observed.pool), str::to_owned);
+        let wanted = wanted_replicas(pool);
+        let active: Vec<&Member> = owned.iter().copied().filter(|member| !member.is_deleting()).collect();
+        let (failing, wake) = healing::failing(pool, &active, observed.now);
+        let healthy = without(&active, &failing);
+        let surplus = surplus(observed, &healthy, wanted);
+        let kept = without(&healthy, &surplus);
+        let is_current = |member: &&Member| {
+            let known = member.revision();
+            known == Some(revision.as_str())
+                || known
+                    .and_then(|name| update::template_of(observed, name))
+                    .is_some_and(|known| known.is_same(&template))
+        };
+        let (current, outdated): (Vec<&Member>, Vec<&Member>) =
+            update::candidates(pool, &kept).unwrap_or_default().into_iter().partition(is_current);
+        let rolled =
+            if update::is_proactive(pool) { update::rolled(observed, &current, &kept, &template) } else { Vec::new() };
+        let numbered =
+            outdated.into_iter().filter_map(|member| Some((member, manifest::index(&observed.pool, &member.vm)?)));
+        let updated: Vec<(&Member, u32)> = numbered.take(BURST).collect();
+        let missing = wanted.saturating_sub(owned.len()).min(BURST);
+        let created: Vec<u32> = observed.free.iter().copied().take(missing).collect();
+        let is_needed = !created.is_empty() || !updated.is_empty();
+        Self {
+            created,
+            deleted: failing.into_iter().chain(surplus).take(BURST).collect(),
+            updated,
+            rolled: rolled.into_iter().take(BURST).collect(),
+            pruned: unused(observed, Some(revision.as_str()).filter(|_| is_needed)),
+            is_recorded: recorded.is_some(),
+            revision,
+            wake,
+        }
+    }
+
+    /// Returns true if a write that was refused for this reason is part of the changes.
+    pub(super) fn want(&self, reason: &str) -> bool {
+        match reason {
+            event::FAILED_CREATE => !self.created.is_empty(),
+            event::FAILED_DELETE => !self.deleted.is_empty(),
+            event::FAILED_UPDATE => !self.updated.is_empty() || !self.rolled.is_empty(),
+            FAILED_PRUNING => !self.pruned.is_empty(),
+            _ => false,
+        }
+    }
+
+    /// Adds the writes. A refused one waits; the others continue.
+    pub(super) fn carry_out(
+        &self,
+        observed: &Observed,
+        failure: Option<&Failure>,
+        decision: &mut Decision,
+    ) -> Result<(), serde_json::Error> {
+        self.wake.into_iter().for_each(|wait| decision.wake(wait));
+        let blocking = failure.filter(|failure| failure.blocks(observed.now));
+        if let Some(failure) = blocking {
+            decision.wake(failure.remaining(observed.now));
+        }
+        let proceeds = |reason: &str| blocking.is_none_or(|failure| failure.reason != reason);
+        let regarding = || Kind::Pool.reference(&observed.pool.metadata);
+        if proceeds(event::FAILED_DELETE) {
+            decision.effects.extend(self.deleted.iter().map(|member| delete(member, regarding)));
+        }
+        self.update(observed, &proceeds, decision)?;
+        if proceeds(event::FAILED_CREATE) && !self.created.is_empty() && self.may_use_revision(&proceeds) {
+            for index in &self.created {
+                decision.push(create(observed, *index, &self.revision)?);
+            }
+        }
+        if proceeds(FAILED_PRUNING) {
+            let deletion = |revision: &&PoolRevision| Effect::delete(Kind::ControllerRevision, &revision.metadata);
+            decision.effects.extend(self.pruned.iter().map(deletion).map(|effect| effect.refused_as(FAILED_PRUNING)));
+        }
+        Ok(())
+    }
+
+    fn update(
+        &self,
+        observed: &Observed,
+        proceeds: &impl Fn(&str) -> bool,
+        decision: &mut Decision,
+    ) -> Result<(), serde_json::Error> {
+        let needs_revision = !self.created.is_empty() || !self.updated.is_empty();
+        if needs_revision && !self.is_recorded && self.may_use_revision(proceeds) {
+            decision.push(record(observed, &self.revision, self.recording_failure())?);
+        }
+        if !proceeds(event::FAILED_UPDATE) {
+            return Ok(());
+        }
+        for (member, index) in self.updated.iter().filter(|_| self.may_use_revision(proceeds)) {
+            decision.effects.extend(change(observed, member, *index, &self.revision)?);
+        }
+        for (member, roll) in &self.rolled {
+            decision.effects.extend(update::write(observed, member, *roll)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the reason under which a revision that could not be created is remembered.
+    fn recording_failure(&self) -> &'static str {
+        if self.created.is_empty() { event::FAILED_UPDATE } else { event::FAILED_CREATE }
+    }
+
+    /// Returns true if the revision exists, or can be created now.
+    fn may_use_revision(&self, proceeds: &impl Fn(&str) -> bool) -> bool {
+        self.is_recorded || proceeds(self.recording_failure())
+    }
+}
+
+fn without<'a>(members: &[&'a Member], others: &[&'a Member]) -> Vec<&'a Member> {
+    let is_other = |member: &&Member| others.iter().any(|other| std::ptr::eq(*other, *member));
+    members.iter().copied().filter(|member| !is_other(member)).collect()
+}
+
+/// Returns the VMs that the pool deletes because there are more than wanted.
+fn surplus<'a>(observed: &Observed, members: &[&'a Member], wanted: usize) -> Vec<&'a Member> {
+    let count = members.len().saturating_sub(wanted);
+    let strategy = observed.pool.spec.scale_in_strategy.as_ref();
+    let is_left_to_others =
+        strategy.is_some_and(|strategy| strategy.unmanaged.is_some() || strategy.opportunistic.is_some());
+    if count == 0 || is_left_to_others {
+        return Vec::new();
+    }
+    let proactive = strategy.and_then(|strategy| strategy.proactive.as_ref());
+    let selected = select(proactive.and_then(|proactive| proactive.selection_policy.as_ref()), members.to_vec());
+    selected.into_iter().take(count).collect()
+}
+
+/// Returns the name of the newest revision with this template.
+fn recorded<'a>(observed: &'a Observed, template: &PoolTemplate) -> Option<&'a str> {
+    let same =
+        observed.revisions.iter().filter(|known| known.template.as_ref().is_some_and(|known| known.is_same(template)));
+    same.max_by_key(|revision| revision.generation)?.metadata.name.as_deref()
+}
+
+/// Returns the name of a new revision. It is the value of a label.
+fn revision_name(pool: &VirtualMachinePool) -> String {
+    let generation = pool.metadata.generation.unwrap_or(0);
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    names::shortened(&format!("{name}-{generation}"), names::LABEL_LIMIT)
+}
+
+/// Returns the revisions that no VM and no VMI names, except the one that VMs get now.
+fn unused<'a>(observed: &'a Observed, needed: Option<&str>) -> Vec<&'a PoolRevision> {
+    let named: Vec<&str> =
+        observed.members.iter().flat_map(|member| [member.revision(), member.vmi_revision()]).flatten().collect();
+    let is_used = |revision: &&PoolRevision| {
+        revision.metadata.name.as_deref().is_some_and(|name| needed == Some(name) || named.contains(&name))
+    };
+    observed.revisions.iter().map(|revision| &**revision).filter(|revision| !is_used(revision)).take(BURST).collect()
+}
+
+fn record(observed: &Observed, name: &str, reason: &'static str) -> Result<Effect, serde_json::Error> {
+    let pool = &observed.pool.metadata;
+    let revision = ControllerRevision {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: pool.namespace.clone(),
+            labels: Some([(label::OF_POOL.to_owned(), String::new())].into()),
+            owner_references: Some(vec![Kind::Pool.owner_reference(pool)]),
+            ..ObjectMeta::default()
+        },
+        data: Some(RawExtension(serde_json::to_value(&observed.pool.spec)?)),
+        revision: pool.generation.unwrap_or(0),
+    };
+    let failed = format!("Error recording the template in ControllerRevision {name}: {{error}}");
+    let effect = Effect::create(Kind::ControllerRevision, pool.namespace.as_deref(), &revision)?;
+    Ok(effect.unless_exists("another object has the name".to_owned()).on_failure(Event::warning(
+        Kind::Pool.reference(pool),
+        reason,
+        failed,
+    )))
+}
+
+fn create(observed: &Observed, index: u32, revision: &str) -> Result<Effect, serde_json::Error> {
+    let pool = &*observed.pool;
+    let vm = manifest::vm(pool, index, revision);
+    let namespace = pool.metadata.namespace.as_deref();
+    let created = format!("Created VM {}/{}", namespace.unwrap_or_default(), manifest::name(pool, index));
+    let regarding = || Kind::Pool.reference(&pool.metadata);
+    Ok(Effect::create(Kind::VirtualMachine, namespace, &vm)?
+        .on_success(Event::normal(regarding(), event::SUCCESSFUL_CREATE, created))
+        .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating VM: {error}")))
+}
+
+fn delete(member: &Member, regarding: impl Fn() -> ObjectReference) -> Effect {
+    let (path, metadata) = (member.path(), &member.vm.metadata);
+    let deleted = format!("Deleted VM {path} with uid {} from pool", metadata.uid.as_deref().unwrap_or_default());
+    let failed = format!("Error deleting virtual machine {path}: {{error}}");
+    Effect::delete(Kind::VirtualMachine, metadata)
+        .on_success(Event::normal(regarding(), event::SUCCESSFUL_DELETE, deleted))
+        .on_failure(Event::warning(regarding(), event::FAILED_DELETE, failed))
+}
+
+fn change(
+    observed: &Observed,
+    member: &Member,
+    index: u32,
+    revision: &str,
+) -> Result<Option<Effect>, serde_json::Error> {
+    let former = member.revision().and_then(|name| update::template_of(observed, name));
+    let changed = manifest::changed(&observed.pool, &member.vm, index, revision, former);
+    let (path, regarding) = (member.path(), || Kind::Pool.reference(&observed.pool.metadata));
+    let updated = format!("Updated VM {path}");
+    let failed = format!("Error updating virtual machine {path}: {{error}}");
+    let effect = Effect::change(Kind::VirtualMachine, &*member.vm, &changed, None)?;
+    Ok(effect.map(|effect| {
+        effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_UPDATE, updated)).on_failure(Event::warning(
+            regarding(),
+            event::FAILED_UPDATE,
+            failed,
+        ))
+    }))
+}

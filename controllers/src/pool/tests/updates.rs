@@ -1,0 +1,179 @@
+//! Changes of the template.
+
+use super::*;
+
+/// The label of another revision.
+fn of(name: &str) -> Value {
+    json!({"metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": name}}})
+}
+
+/// Changes of the pool's template.
+fn guest_memory() -> Value {
+    json!({"spec": {"virtualMachineTemplate": {"spec": {"template": {"spec": {"domain": {"memory": {"guest": "1Gi"}}}}}}}})
+}
+
+fn disks() -> Value {
+    let templates = json!([{"metadata": {"name": "disk"}, "spec": {}}]);
+    json!({"spec": {"virtualMachineTemplate": {"spec": {"dataVolumeTemplates": templates}}}})
+}
+
+fn labels() -> Value {
+    json!({"spec": {"virtualMachineTemplate": {"metadata": {"labels": {"b": "c"}}}}})
+}
+
+/// Returns an observation of a pool whose template was changed: `p-1` is the former, `p-2` the present one.
+fn changed(change: &Value, settings: &Value, members: Vec<Member>) -> Observed {
+    let mut of_pool = change.clone();
+    json_patch::merge(&mut of_pool, &json!({"metadata": {"generation": 2}}));
+    json_patch::merge(&mut of_pool, settings);
+    let (former, present) = (pool(settings), pool(&of_pool));
+    let revisions = vec![revision("p-1", 1, &former.spec), revision("p-2", 2, &present.spec)];
+    Observed { revisions, ..observed(present, members) }
+}
+
+#[test]
+fn outdated_vms_get_the_template_and_keep_what_is_theirs() {
+    let own = json!({
+        "metadata": {"labels": {"mine": "1"}, "annotations": {"mine": "2"}},
+        "spec": {"template": {
+            "metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}},
+            "spec": {"domain": {"firmware": {"uuid": "u", "serial": "s"}}},
+        }},
+    });
+    let mut observed =
+        changed(&guest_memory(), &json!({}), vec![member(0, &own, &json!({})), member(1, &of("p-2"), &of("p-2"))]);
+    // The former template had a label that the present one lacks.
+    observed.revisions[0] = revision(
+        "p-1",
+        1,
+        &pool(&json!({"spec": {"virtualMachineTemplate": {"metadata": {"labels": {"old": "x"}}}}})).spec,
+    );
+    let vm = Arc::make_mut(&mut observed.members[0].vm);
+    vm.metadata.labels.get_or_insert_default().insert("old".to_owned(), "x".to_owned());
+    let decision = decide(&observed).unwrap();
+    let Effect::Patch { patch, name, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+    assert_eq!(name, "p-0");
+    assert_eq!(patch["metadata"], json!({"labels": {"kubevirt.io/vm-pool-revision-name": "p-2", "old": null}}));
+    let template = json!({
+        "metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-2"}},
+        "spec": {"domain": {"memory": {"guest": "1Gi"}}},
+    });
+    assert_eq!(patch["spec"], json!({"template": template}));
+    assert_eq!(decision.effects.len(), 2, "{decision:?}");
+}
+
+#[test]
+fn vm_of_another_revision_with_the_same_template_is_not_changed() {
+    // Scaling is a change of the spec, but not of the template.
+    let scaled = changed(&json!({"spec": {"replicas": 3}}), &json!({}), running(&[0, 1, 2]));
+    assert_eq!(lines(&scaled), ["delete ControllerRevision p-2"]);
+}
+
+#[test]
+fn strategies_decide_how_far_an_update_goes() {
+    let members = || vec![member(0, &json!({}), &json!({})), member(1, &of("p-2"), &json!({}))];
+    let patched = "patch VirtualMachine p-0 metadata:labels spec:template";
+    for (strategy, expected) in [
+        (json!(null), vec![patched, "delete VirtualMachineInstance p-1"]),
+        (json!({"proactive": {}}), vec![patched, "delete VirtualMachineInstance p-1"]),
+        (json!({"opportunistic": {}}), vec![patched]),
+        (json!({"unmanaged": {}}), vec![]),
+        (
+            json!({"proactive": {"selectionPolicy": {"selectors": {"labelSelector": {"matchLabels": {"no": "such"}}}}}}),
+            vec![],
+        ),
+    ] {
+        let settings = json!({"spec": {"updateStrategy": strategy}});
+        let mut found = lines(&changed(&guest_memory(), &settings, members()));
+        // Revisions are kept as long as an object names them.
+        found.retain(|line| !line.starts_with("delete ControllerRevision"));
+        assert_eq!(found, expected, "{strategy}");
+    }
+}
+
+#[test]
+fn vmi_is_handled_as_its_change_requires() {
+    let requested = json!({"spec": {"runStrategy": "Manual"}});
+    let strategy = |name: &str| json!({"spec": {"runStrategy": name}});
+    let with = |mut vm: Value, other: &Value| {
+        json_patch::merge(&mut vm, other);
+        vm
+    };
+    let required = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "RestartRequired", "status": "True"}]}});
+    let unseen = json!({"metadata": {"generation": 2}});
+    for (change, vm, vmi, expected) in [
+        (guest_memory(), of("p-2"), of("p-2"), ""),
+        (guest_memory(), of("p-2"), of("p-1"), "delete VirtualMachineInstance p-0"),
+        (disks(), of("p-2"), of("p-1"), "delete VirtualMachine p-0"),
+        (labels(), of("p-2"), of("p-1"), "patch VirtualMachineInstance p-0 metadata:labels"),
+        (guest_memory(), with(of("p-2"), &requested), of("p-1"), "patch VirtualMachine p-0 status:stateChangeRequests"),
+        (
+            guest_memory(),
+            with(of("p-2"), &strategy("RerunOnFailure")),
+            of("p-1"),
+            "patch VirtualMachine p-0 status:stateChangeRequests",
+        ),
+        (guest_memory(), with(of("p-2"), &strategy("Once")), of("p-1"), ""),
+        (guest_memory(), with(of("p-2"), &strategy("Halted")), of("p-1"), ""),
+        // Nobody knows the template of the VMI.
+        (guest_memory(), of("p-2"), of("gone"), "patch VirtualMachineInstance p-0 metadata:labels"),
+        (guest_memory(), with(of("p-2"), &required), of("gone"), "delete VirtualMachineInstance p-0"),
+        (guest_memory(), with(of("p-2"), &unseen), of("gone"), ""),
+        // It goes, or has gone.
+        (guest_memory(), of("p-2"), json!(null), ""),
+        (guest_memory(), of("p-2"), with(of("p-1"), &json!({"status": {"phase": "Succeeded"}})), ""),
+    ] {
+        let observed = changed(&change, &json!({"spec": {"replicas": 1}}), vec![member(0, &vm, &vmi)]);
+        let mut found = lines(&observed);
+        found.retain(|line| !line.starts_with("delete ControllerRevision"));
+        assert_eq!(found, if expected.is_empty() { vec![] } else { vec![expected] }, "{change} {vm} {vmi}");
+    }
+}
+
+#[test]
+fn never_more_vms_are_down_than_permitted() {
+    let down = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}, "metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-1"}}});
+    let current =
+        json!({"status": {"conditions": []}, "metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-2"}}});
+    // limit, VMIs, restarted
+    for (limit, vmis, restarted) in [
+        (json!(null), vec![of("p-1"); 4], 4),
+        (json!(1), vec![of("p-1"); 4], 1),
+        (json!("50%"), vec![of("p-1"); 4], 2),
+        (json!("10%"), vec![of("p-1"); 4], 1),
+        // One is down already.
+        (json!(1), vec![json!(null), of("p-1"), of("p-1"), of("p-1")], 0),
+        (json!(2), vec![json!(null), of("p-1"), of("p-1"), of("p-1")], 1),
+        (json!(1), vec![current, of("p-1"), of("p-1"), of("p-1")], 0),
+        // One that is down itself is restarted in any case, the others wait for it.
+        (json!(1), vec![down, of("p-1"), of("p-1"), of("p-1")], 1),
+        // A VM is missing.
+        (json!(1), vec![of("p-1"), of("p-1"), of("p-1")], 0),
+    ] {
+        let members = vmis.iter().zip(0..).map(|(vmi, index)| member(index, &of("p-2"), vmi)).collect();
+        let settings = json!({"spec": {"replicas": 4, "maxUnavailable": limit}});
+        let found = lines(&changed(&guest_memory(), &settings, members));
+        let count = found.iter().filter(|line| line.starts_with("delete VirtualMachineInstance")).count();
+        assert_eq!(count, restarted, "{limit} {vmis:?}");
+    }
+}
+
+#[test]
+fn records_are_kept_while_an_object_names_them() {
+    let pruned = |members: Vec<Member>| {
+        let observed = changed(&guest_memory(), &json!({"spec": {"updateStrategy": {"unmanaged": {}}}}), members);
+        lines(&observed).into_iter().filter(|line| line.starts_with("delete ControllerRevision")).collect::<Vec<_>>()
+    };
+    assert_eq!(pruned(running(&[0, 1])), ["delete ControllerRevision p-2"]);
+    let vmi_of_the_former = vec![member(0, &of("p-2"), &of("p-1")), member(1, &of("p-2"), &of("p-2"))];
+    assert_eq!(pruned(vmi_of_the_former), Vec::<String>::new());
+    let current = vec![member(0, &of("p-2"), &of("p-2")), member(1, &of("p-2"), &of("p-2"))];
+    assert_eq!(pruned(current), ["delete ControllerRevision p-1"]);
+}
+
+#[test]
+fn vm_whose_record_is_gone_is_changed() {
+    let members = vec![member(0, &of("gone"), &json!({})), member(1, &of("p-1"), &json!({}))];
+    let observed = observed(pool(&json!({})), members);
+    assert_eq!(lines(&observed)[0], "patch VirtualMachine p-0 metadata:labels spec:template");
+}
