@@ -16,11 +16,11 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use super::{
-    GROUP, VERSION,
+    API_VERSION, GROUP, VERSION,
     matcher::{MatchedKind, Role},
     preference::VirtualMachinePreferenceSpec,
     spec::VirtualMachineInstancetypeSpec,
@@ -87,6 +87,17 @@ pub fn instancetype(object: &Value) -> Result<VirtualMachineInstancetypeSpec, Co
 /// Returns the spec of a preference, from the object or a copy of it.
 pub fn preference(object: &Value) -> Result<VirtualMachinePreferenceSpec, ContentError> {
     serde_json::from_value(spec(object, Role::Preference)?).map_err(malformed)
+}
+
+/// Returns a copied object in the present version.
+pub fn upgraded(object: &Value, kind: MatchedKind, metadata: &ObjectMeta) -> Result<Value, ContentError> {
+    let spec = if kind.is_instancetype() {
+        serde_json::to_value(instancetype(object)?)
+    } else {
+        serde_json::to_value(preference(object)?)
+    };
+    let spec = spec.map_err(malformed)?;
+    Ok(json!({"apiVersion": API_VERSION, "kind": kind.kind(), "metadata": metadata, "spec": spec}))
 }
 
 /// Returns true if a copy equals the object. Quantities are compared by value, since not every writer preserves their text.
@@ -209,6 +220,24 @@ mod tests {
         let api_version = super::super::API_VERSION;
         let bad = json!({"apiVersion": api_version, "kind": "VirtualMachineInstancetype", "spec": {"cpu": 1}});
         assert!(matches!(instancetype(&bad), Err(ContentError::Malformed(_))));
+    }
+
+    #[test]
+    fn former_copies_are_upgraded_with_the_fields_that_they_have() {
+        let spec = json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}});
+        let metadata = ObjectMeta { name: Some("small".to_owned()), ..ObjectMeta::default() };
+        let kind = MatchedKind::ClusterInstancetype;
+        let former = json!({
+            "apiVersion": "instancetype.kubevirt.io/v1alpha2", "kind": "VirtualMachineClusterInstancetype", "spec": spec,
+        });
+        let wanted = json!({
+            "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineClusterInstancetype",
+            "metadata": {"name": "small"}, "spec": spec,
+        });
+        for copy in [former.clone(), bare("", &spec)] {
+            assert_eq!(upgraded(&copy, kind, &metadata), Ok(wanted.clone()), "{copy}");
+        }
+        assert!(upgraded(&former, MatchedKind::ClusterPreference, &metadata).is_err());
     }
 
     #[test]

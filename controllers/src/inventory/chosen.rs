@@ -127,7 +127,11 @@ mod tests {
                 resource_version: Some("1".into()),
                 ..ObjectMeta::default()
             };
-            caches.revisions.observe(InstancetypeRevision { metadata, object: object.to_string().into() });
+            caches.revisions.observe(InstancetypeRevision {
+                metadata,
+                object: object.to_string().into(),
+                former: None,
+            });
         }
         let chosen = Chosen::new(&caches);
         let named = |revision: &str, domain: Value| {

@@ -1,7 +1,10 @@
 //! Copies of instance types and preferences that VMs keep.
 
-use api::instancetype::revision;
+use std::collections::BTreeMap;
+
+use api::instancetype::{MatchedKind, VERSION, revision};
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde_json::Value;
 
 use super::{
     declaration::{Declaration, Selection},
@@ -16,15 +19,49 @@ pub(crate) struct InstancetypeRevision {
     pub metadata: ObjectMeta,
     /// The copied object as JSON.
     pub object: Box<str>,
+    /// The origin of a copy in a former API version.
+    pub former: Option<Box<Origin>>,
+}
+
+/// The object of which a copy was made.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Origin {
+    /// Its kind.
+    pub kind: MatchedKind,
+    /// Its name, UID and generation.
+    pub metadata: ObjectMeta,
+}
+
+impl Origin {
+    /// Returns the origin of a copy whose labels tell another version than the present one.
+    fn of_former(labels: &BTreeMap<String, String>, object: &Value) -> Option<Self> {
+        let label = |key: &str| labels.get(key).map(String::as_str);
+        if label(revision::OBJECT_VERSION) == Some(VERSION) {
+            return None;
+        }
+        let kind = MatchedKind::ALL.into_iter().find(|kind| Some(kind.kind()) == label(revision::OBJECT_KIND))?;
+        let known = &object["metadata"];
+        // The first copies have no metadata, and labels shorten long names.
+        let text = |field: &str, key| known[field].as_str().or(label(key)).map(str::to_owned);
+        let generation = label(revision::OBJECT_GENERATION).and_then(|label| label.parse().ok());
+        let metadata = ObjectMeta {
+            name: text("name", revision::OBJECT_NAME),
+            uid: text("uid", revision::OBJECT_UID),
+            generation: known["generation"].as_i64().or(generation),
+            ..ObjectMeta::default()
+        };
+        (metadata.name.is_some() && metadata.uid.is_some()).then_some(Self { kind, metadata })
+    }
 }
 
 impl From<ControllerRevision> for InstancetypeRevision {
     fn from(revision: ControllerRevision) -> Self {
         let mut object = revision.data.map(|data| data.0).unwrap_or_default();
+        let former = revision.metadata.labels.as_ref().and_then(|labels| Origin::of_former(labels, &object));
         if let Some(object) = object.as_object_mut() {
             object.remove("metadata");
         }
-        Self { metadata: slim(revision.metadata), object: object.to_string().into() }
+        Self { metadata: slim(revision.metadata), object: object.to_string().into(), former: former.map(Box::new) }
     }
 }
 

@@ -18,7 +18,7 @@ use api::{
     config::ReferencePolicy,
     constants::event,
     instancetype::{
-        matcher::{Matcher, Role, status_ref},
+        matcher::{MatchedKind, Matcher, Role, status_ref},
         revision,
     },
     vm::status::{ControllerRevisionRef, InstancetypeStatusRef},
@@ -30,7 +30,7 @@ use k8s_openapi::{
 
 use super::{Observed, SyncError, chosen::Chosen, lookup::Lookup, restart, revision as start_record, start};
 use crate::{
-    resources::instancetypes::CachedInstancetype,
+    resources::instancetype_revisions::InstancetypeRevision,
     runtime::{Decision, Effect, Event, Kind},
 };
 
@@ -76,8 +76,15 @@ pub(super) fn settle(
         return Ok(Err(SyncError::new(event::FAILED_CREATE, taken(name))));
     }
     let mut wanted = vm.clone();
+    let mut replaced = Vec::new();
     for (role, lookup) in lookups {
         let kept = keep(observed, role, lookup, decision)?;
+        if let Lookup::Revision(copy) = lookup
+            && let Some(kept) = kept.as_ref().and_then(|kept| kept.controller_revision_ref.as_ref())
+            && kept.name != copy.metadata.name
+        {
+            replaced.push(Effect::delete(Kind::ControllerRevision, &copy.metadata));
+        }
         match role {
             _ if kept.as_ref() == status_ref(vm, role) => {}
             Role::Instancetype => wanted.status.get_or_insert_default().instancetype_ref = kept,
@@ -85,6 +92,7 @@ pub(super) fn settle(
         }
     }
     decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);
+    decision.effects.extend(replaced);
     Ok(Ok(Settled::Kept))
 }
 
@@ -98,40 +106,61 @@ fn keep(
     let vm = &*observed.vm;
     let Some(matcher) = Matcher::of(vm, role) else { return Ok(None) };
     let mut kept = matcher.status(status_ref(vm, role));
-    if let Lookup::Object(object, copy) = lookup {
-        let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
-        if copy.is_none() {
-            if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
-                return Ok(status_ref(vm, role).cloned());
-            }
-            let copy = copy_of(vm, &name, object)?;
-            let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
-            // A copy would be in the cache by its labels, so an existing object is something else.
-            decision.push(effect.unless_exists(taken(&name)).on_failure(Event::warning(
-                Kind::VirtualMachine.reference(&vm.metadata),
-                event::FAILED_CREATE,
-                "error encountered while storing instancetype.kubevirt.io controllerRevisions: {error}",
-            )));
+    let (copy, context) = match lookup {
+        Lookup::Object(object, copy) => {
+            let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
+            let missing = copy.is_none().then(|| copy_of(vm, object.kind, &object.metadata, &object.object));
+            kept.controller_revision_ref = Some(ControllerRevisionRef { name: Some(name) });
+            (missing.transpose()?, "storing")
         }
-        kept.controller_revision_ref = Some(ControllerRevisionRef { name: Some(name) });
+        Lookup::Revision(copy) if matcher.revision_name.is_empty() => (upgraded(vm, copy)?, "upgrading"),
+        Lookup::Revision(_) | Lookup::Unnamed | Lookup::Missing(_) => (None, ""),
+    };
+    let Some(copy) = copy else { return Ok(Some(kept)) };
+    if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+        return Ok(status_ref(vm, role).cloned());
     }
+    let name = copy.metadata.name.clone().unwrap_or_default();
+    let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
+    let effect = match lookup {
+        // A copy would be in the cache by its labels, so an existing object is something else.
+        Lookup::Object(..) => effect.unless_exists(taken(&name)),
+        _ => effect.or_existing(),
+    };
+    decision.push(effect.on_failure(Event::warning(
+        Kind::VirtualMachine.reference(&vm.metadata),
+        event::FAILED_CREATE,
+        format!("error encountered while {context} instancetype.kubevirt.io controllerRevisions: {{error}}"),
+    )));
+    kept.controller_revision_ref = Some(ControllerRevisionRef { name: Some(name) });
     Ok(Some(kept))
 }
 
+/// Returns the copy that replaces one in a former API version, if the VM owns it. An unreadable one is reported elsewhere.
+fn upgraded(vm: &VirtualMachine, copy: &InstancetypeRevision) -> Result<Option<ControllerRevision>, serde_json::Error> {
+    let Some(origin) = copy.former.as_ref().filter(|_| api::owner::is_controlled_by(&copy.metadata, vm)) else {
+        return Ok(None);
+    };
+    let object = revision::upgraded(&serde_json::from_str(&copy.object)?, origin.kind, &origin.metadata);
+    object.ok().map(|object| copy_of(vm, origin.kind, &origin.metadata, &object.to_string())).transpose()
+}
+
+/// Returns the copy of an object, which is `object` as JSON.
 fn copy_of(
     vm: &VirtualMachine,
-    name: &str,
-    object: &CachedInstancetype,
+    kind: MatchedKind,
+    metadata: &ObjectMeta,
+    object: &str,
 ) -> Result<ControllerRevision, serde_json::Error> {
     Ok(ControllerRevision {
         metadata: ObjectMeta {
-            name: Some(name.to_owned()),
+            name: Some(revision::name(vm.metadata.name.as_deref().unwrap_or_default(), metadata)),
             namespace: vm.metadata.namespace.clone(),
-            labels: Some(revision::labels(object.kind, &object.metadata)),
+            labels: Some(revision::labels(kind, metadata)),
             owner_references: Some(vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
             ..ObjectMeta::default()
         },
-        data: Some(RawExtension(serde_json::from_str(&object.object)?)),
+        data: Some(RawExtension(serde_json::from_str(object)?)),
         revision: 0,
     })
 }

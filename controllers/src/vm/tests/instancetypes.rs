@@ -46,6 +46,7 @@ fn copy_of(object: &CachedInstancetype) -> Arc<InstancetypeRevision> {
         }))
         .unwrap(),
         object: object.object.clone(),
+        former: None,
     })
 }
 
@@ -176,6 +177,62 @@ fn copy_whose_name_is_taken_prevents_the_start() {
         panic!("{decision:?}")
     };
     assert_eq!(options.existing_refuses.as_ref(), Some(&text));
+}
+
+#[test]
+fn copy_in_a_former_version_is_replaced() {
+    let former = |owner: &str| {
+        let copy: ControllerRevision = serde_json::from_value(json!({
+            "metadata": {
+                "name": COPY, "namespace": "d", "uid": "copy-uid",
+                "labels": {
+                    "instancetype.kubevirt.io/object-kind": "VirtualMachineClusterInstancetype",
+                    "instancetype.kubevirt.io/object-name": "u1.small",
+                    "instancetype.kubevirt.io/object-uid": "u-0", "instancetype.kubevirt.io/object-generation": "2",
+                    "instancetype.kubevirt.io/object-version": "v1alpha2",
+                },
+                "ownerReferences": [{
+                    "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": owner, "controller": true,
+                }],
+            },
+            "data": {
+                "apiVersion": "instancetype.kubevirt.io/v1alpha2", "kind": "VirtualMachineClusterInstancetype",
+                "spec": {"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}},
+            },
+            "revision": 1,
+        }))
+        .unwrap();
+        Lookup::Revision(Arc::new(InstancetypeRevision::from(copy)))
+    };
+    let decided = |vm: &VirtualMachine, owner: &str| {
+        let (instancetype, preference) = (former(owner), kept_preference());
+        let config = ClusterConfig::default();
+        decide(&Observed { instancetype, preference, ..observed(vm, None, None, &config) }).unwrap()
+    };
+    let vm = naming("Halted", &kept());
+    let decision = decided(&vm, "vm-uid");
+    let [
+        Effect::Create { kind: Kind::ControllerRevision, object, .. },
+        Effect::Patch { kind: Kind::VirtualMachine, patch, .. },
+        Effect::Delete { kind: Kind::ControllerRevision, name, .. },
+        ..,
+    ] = &decision.effects[..]
+    else {
+        panic!("{decision:?}")
+    };
+    let renewed = "v-u1.small-v1beta1-u-0-2";
+    assert_eq!((&object["metadata"]["name"], name.as_str()), (&json!(renewed), COPY));
+    assert_eq!(object["metadata"]["labels"]["instancetype.kubevirt.io/object-version"], "v1beta1");
+    assert_eq!(object["data"]["apiVersion"], "instancetype.kubevirt.io/v1beta1");
+    assert_eq!(object["data"]["spec"], json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}}));
+    assert_eq!(patch["status"]["instancetypeRef"]["controllerRevisionRef"]["name"], renewed);
+    // Copies of others, and one that the spec names, stay as they are.
+    let mut named = vm.clone();
+    named.spec.instancetype.as_mut().unwrap().revision_name = Some(COPY.to_owned());
+    for decision in [decided(&vm, "other"), decided(&named, "vm-uid")] {
+        assert!(made(&decision, Kind::ControllerRevision).is_empty());
+        assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Delete { .. })), "{decision:?}");
+    }
 }
 
 #[test]
