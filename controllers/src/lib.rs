@@ -8,6 +8,7 @@ mod budgets;
 mod cache;
 mod certificates;
 mod clone_source;
+mod common_instancetypes;
 mod data_volumes;
 mod evacuation;
 mod importer;

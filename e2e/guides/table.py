@@ -199,6 +199,8 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
     "instance-types": {
         "kubectl get vm sized -o jsonpath='{.status.instancetypeRef}'": Step(before="within 240 runs sized", shows="tiny"),
         "kubectl virt expand --vm sized": Step(shows="128Mi"),
+        "kubectl get vmclusterinstancetype": Step(shows="u1.nano"),
+        "kubectl get vmcp": Step(shows="alpine"),
     },
     "pools": {
         "kubectl scale vmpool web --replicas 3": Step(after="within 240 has vmpool/web '{.status.readyReplicas}' 3"),

@@ -1,8 +1,9 @@
 //! The generated parts of the documents are current. `make docs` renews them.
 
-use std::{fmt::Write, path::Path};
+use std::{collections::BTreeMap, fmt::Write, path::Path};
 
-use api::{FeatureGate, fields, gates::State};
+use admission::{LookupResult, Lookups, Selection};
+use api::{FeatureGate, config::ClusterConfig, fields, gates::State, instancetype::common};
 use layout::{documents, lists, root, values};
 use serde_json::{Map, Value, json};
 
@@ -116,6 +117,89 @@ fn unsupported_fields_are_current() {
     assert!(refused.len() > 5, "{refused:?}");
     let rows = refused.into_iter().map(|found| [code(&found.name), found.feature]);
     check(document, "subresources", &table(["subresource", "missing feature"], rows)).unwrap();
+}
+
+/// Returns the fields for which admission refuses a VM with an instance type and a preference, or the message of another refusal.
+fn refused_fields(instancetype: &Value, preference: Option<&Value>) -> Vec<String> {
+    let plural = |object: &Value| match object["kind"].as_str() {
+        Some("VirtualMachineClusterInstancetype") => "virtualmachineclusterinstancetypes",
+        _ => "virtualmachineclusterpreferences",
+    };
+    let vm = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "v", "namespace": "d"},
+        "spec": {
+            "runStrategy": "Always", "instancetype": {"name": instancetype["metadata"]["name"]},
+            "preference": preference.map(|object| json!({"name": object["metadata"]["name"]})),
+            "template": {"spec": {
+                "architecture": preference.map(|object| &object["spec"]["preferredArchitecture"]),
+                "domain": {"devices": {"disks": [{"name": "root"}], "interfaces": [{"name": "default", "masquerade": {}}]}},
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [{"name": "root", "containerDisk": {"image": "a:b"}}],
+            }},
+        },
+    });
+    let resource = json!({"group": "kubevirt.io", "version": "v1", "resource": "virtualmachines"});
+    let body = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u", "kind": {"group": "kubevirt.io", "version": "v1", "kind": "VirtualMachine"}, "resource": resource,
+            "namespace": "d", "operation": "CREATE", "userInfo": {"username": "jane"}, "object": vm,
+        },
+    });
+    let mut lookups = Lookups::new();
+    for _ in 0..8 {
+        let config = ClusterConfig::default();
+        let missing = match admission::handle(
+            "/virtualmachines-validate",
+            body.to_string().as_bytes(),
+            &config,
+            "kubevirt",
+            &lookups,
+        ) {
+            Ok(evaluation) => {
+                let review = serde_json::to_value(evaluation.review).unwrap();
+                let causes = review.pointer("/response/status/details/causes").and_then(Value::as_array).cloned();
+                assert_eq!(causes.is_none(), review["response"]["allowed"] == true, "{review}");
+                let field = |cause: &Value| cause["field"].as_str().unwrap().replacen("spec.template.spec.", "", 1);
+                return causes.unwrap_or_default().iter().map(field).collect();
+            }
+            Err(missing) => missing,
+        };
+        for query in missing {
+            let found = [Some(instancetype), preference].into_iter().flatten();
+            let is_named = |object: &Value| {
+                let name = object["metadata"]["name"].as_str();
+                matches!(&query.selection, Selection::Get { name: queried } if Some(queried.as_str()) == name)
+            };
+            let mut found = found.filter(|object| plural(object) == query.plural && is_named(object));
+            lookups.insert(query.clone(), LookupResult::Object(found.next().cloned()));
+        }
+    }
+    panic!("too many rounds of lookups");
+}
+
+#[test]
+fn common_instance_types_and_preferences_that_are_refused_are_listed() {
+    let instancetypes: Vec<Value> = common::instancetypes().into_iter().map(|object| json!(object)).collect();
+    let preferences: Vec<Value> = common::preferences().into_iter().map(|object| json!(object)).collect();
+    let named = |name: &str| instancetypes.iter().find(|object| object["metadata"]["name"] == name).unwrap();
+    // It has enough for each preference.
+    let large = named("u1.2xlarge");
+    assert!(refused_fields(large, None).is_empty());
+    let mut groups: BTreeMap<Vec<String>, Vec<String>> = BTreeMap::new();
+    let mut add = |object: &Value, fields: Vec<String>| {
+        if !fields.is_empty() {
+            groups.entry(fields).or_default().push(code(object["metadata"]["name"].as_str().unwrap()));
+        }
+    };
+    instancetypes.iter().for_each(|object| add(object, refused_fields(object, None)));
+    preferences.iter().for_each(|object| add(object, refused_fields(large, Some(object))));
+    let rows = groups.into_iter().map(|(fields, names)| {
+        let fields: Vec<String> = fields.iter().map(|field| code(field)).collect();
+        [names.join(", "), fields.join(", ")]
+    });
+    let head = ["instance types and preferences", "fields that are refused"];
+    check("docs/reference/not-yet.md", "common", &table(head, rows)).unwrap();
 }
 
 #[test]

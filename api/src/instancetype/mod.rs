@@ -9,6 +9,7 @@
 //! ```
 
 pub mod apply;
+pub mod common;
 pub mod expand;
 pub mod matcher;
 pub mod preference;

@@ -1,12 +1,17 @@
 //! `clean-up`: objects, labels and finalizers of the processes.
 
-use std::{collections::BTreeMap, fmt::Debug, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    time::Duration,
+};
 
 use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstanceReplicaSet,
     cdi::DataVolume,
     constants::{annotation, component, finalizer, label},
+    instancetype::common,
     tls, webhook_path,
 };
 use k8s_openapi::api::{
@@ -49,6 +54,8 @@ pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
     release::<DataVolume>(&client).await?;
     release::<KubeVirt>(&client).await?;
     clean_nodes(&client).await?;
+    delete_common(&client, &common::instancetypes()).await?;
+    delete_common(&client, &common::preferences()).await?;
     if delete_definitions { definitions::delete_definitions(&client).await } else { Ok(()) }
 }
 
@@ -118,6 +125,29 @@ fn released(finalizers: &[String], resource_version: Option<String>) -> Option<V
     let foreign = finalizers.iter().filter(|name| !finalizer::ALL.contains(&name.as_str())).collect::<Vec<_>>();
     (foreign.len() < finalizers.len())
         .then(|| json!({"metadata": {"finalizers": foreign, "resourceVersion": resource_version}}))
+}
+
+/// Deletes the common instance types or preferences, except those that a user took over.
+async fn delete_common<K>(client: &Client, objects: &[K]) -> Result<(), HookError>
+where
+    K: Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let names: BTreeSet<String> = objects.iter().map(ResourceExt::name_any).collect();
+    let api = Api::<K>::all(client.clone());
+    let mut ours = Vec::new();
+    for_each(&api, |object| {
+        let is_ours = object.annotations().contains_key(common::WRITTEN) && names.contains(&object.name_any());
+        ours.extend(is_ours.then(|| object.name_any()));
+    })
+    .await?;
+    for name in ours {
+        match api.delete(&name, &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(call(format!("cannot delete {} {name}", K::kind(&())))(error)),
+        }
+    }
+    Ok(())
 }
 
 async fn clean_nodes(client: &Client) -> Result<(), HookError> {

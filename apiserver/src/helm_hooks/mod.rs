@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | pre-install, pre-upgrade | `apply-definitions` | [`definitions`]: rejects an unsupported configuration, which no webhook validates on the first install, and updates the custom resource definitions, which Helm does only on the first install |
 //! | pre-delete | `uninstall` | [`uninstall`]: deletes the KubeVirt object while the components run; fails while workloads block it |
-//! | post-delete | `clean-up` | [`cleanup`]: removes the processes' objects (certificates, webhook path segment, lease), labels of nodes and finalizers; on request also definitions without objects |
+//! | post-delete | `clean-up` | [`cleanup`]: removes the processes' objects (certificates, webhook path segment, lease), labels of nodes and finalizers, and the common instance types and preferences; on request also definitions without objects |
 //! | test | `test-vm` | [`test_vm`]: boots a VMI and deletes it |
 //!
 //! Objects of users stay, unless the uninstall strategy is `RemoveWorkloads`: their definitions are kept, and with them every VM

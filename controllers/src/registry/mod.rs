@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     certificates::{Certificates, Requests},
+    common_instancetypes::CommonInstancetypes,
     evacuation::Evacuations,
     importer::{DataSources, Importer},
     kubevirt::Installation,
@@ -31,6 +32,7 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Requests::new(setup)),
         runner(setup, WebhookPaths::new(setup)),
         runner(setup, Installation::new(setup)),
+        runner(setup, CommonInstancetypes::new(setup)),
         runner(setup, Uninstall::new(setup)),
         runner(setup, WorkloadUpdates::new(setup)),
         runner(setup, Vms::new(setup)),

@@ -9,7 +9,7 @@ use kube::Resource;
 use serde::Serialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::trim_meta;
+use crate::{cache::trim_meta, runtime::Kind};
 
 /// Label of instance types and preferences that come from a vendor.
 const VENDOR_LABEL: &str = "instancetype.kubevirt.io/vendor";
@@ -45,13 +45,14 @@ unindexed!(CachedInstancetype);
 
 /// Declares the resource of a kind.
 macro_rules! declare {
-    ($($kind:ident: $wire:ident as $name:ident,)+) => {$(
+    ($($kind:ident: $wire:ident as $name:ident $(written as $written:ident)?,)+) => {$(
         #[doc = concat!("Objects of kind ", stringify!($wire), ".")]
         pub(crate) enum $name {}
 
         impl Declaration for $name {
             type Wire = $wire;
             type Kept = CachedInstancetype;
+            $(const WRITTEN: Option<Kind> = Some(Kind::$written);)?
         }
 
         impl From<$wire> for CachedInstancetype {
@@ -64,7 +65,7 @@ macro_rules! declare {
 
 declare! {
     Instancetype: VirtualMachineInstancetype as Instancetypes,
-    ClusterInstancetype: VirtualMachineClusterInstancetype as ClusterInstancetypes,
+    ClusterInstancetype: VirtualMachineClusterInstancetype as ClusterInstancetypes written as ClusterInstancetype,
     Preference: VirtualMachinePreference as Preferences,
-    ClusterPreference: VirtualMachineClusterPreference as ClusterPreferences,
+    ClusterPreference: VirtualMachineClusterPreference as ClusterPreferences written as ClusterPreference,
 }

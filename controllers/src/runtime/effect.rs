@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use api::{cdi::DataVolume, constants::event};
+use api::{
+    cdi::DataVolume,
+    constants::event,
+    instancetype::{self, MatchedKind},
+};
 use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -56,11 +60,16 @@ pub(crate) enum Kind {
     DataVolume,
     /// `cdi.kubevirt.io/v1beta1` DataSource.
     DataSource,
+    /// `instancetype.kubevirt.io/v1beta1` VirtualMachineClusterInstancetype.
+    ClusterInstancetype,
+    /// `instancetype.kubevirt.io/v1beta1` VirtualMachineClusterPreference.
+    ClusterPreference,
 }
 
 impl Kind {
     /// Returns `apiVersion`, `kind` and plural name.
     fn names(self) -> (&'static str, &'static str, &'static str) {
+        let named = |kind: MatchedKind| (instancetype::API_VERSION, kind.kind(), kind.plural());
         match self {
             Self::Pod => ("v1", "Pod", "pods"),
             Self::Secret => ("v1", "Secret", "secrets"),
@@ -92,6 +101,8 @@ impl Kind {
             Self::ClusterRole => ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles"),
             Self::DataVolume => ("cdi.kubevirt.io/v1beta1", "DataVolume", "datavolumes"),
             Self::DataSource => ("cdi.kubevirt.io/v1beta1", "DataSource", "datasources"),
+            Self::ClusterInstancetype => named(MatchedKind::ClusterInstancetype),
+            Self::ClusterPreference => named(MatchedKind::ClusterPreference),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
 /// Cluster-scoped kinds of an installation.
 const CLUSTER_WIDE: &str = "apiservices,certificatesigningrequests,clusterrolebindings,clusterroles,\
     mutatingwebhookconfigurations,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,\
-    validatingwebhookconfigurations";
+    validatingwebhookconfigurations,virtualmachineclusterinstancetypes,virtualmachineclusterpreferences";
 /// Namespaced kinds of an installation.
 const NAMESPACED: &str = "all,configmaps,leases,networkpolicies,poddisruptionbudgets,rolebindings,roles,secrets,\
     serviceaccounts";

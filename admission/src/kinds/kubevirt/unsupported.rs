@@ -58,9 +58,6 @@ const CLUSTER: &[Entry<KubeVirtConfiguration>] = &[
         is_set(architecture) && architecture.is_some_and(|architecture| architecture != "amd64")
     }),
     ("changedBlockTrackingLabelSelectors", BACKUP, |from| from.changed_block_tracking_label_selectors.is_some()),
-    ("commonInstancetypesDeployment", "common instance types are not part of an installation", |from| {
-        from.common_instancetypes_deployment.as_ref().is_some_and(|common| common.enabled != Some(false))
-    }),
     ("confidentialCompute", ENCRYPTION, |from| from.confidential_compute.is_some()),
     ("controllerConfiguration", LIMITS, |from| from.controller_configuration.is_some()),
     ("developerConfiguration.logVerbosity.virtSynchronizationController", NO_SUCH_PROCESS, |from| {
@@ -179,7 +176,7 @@ mod tests {
             json!({"imagePullPolicy": "IfNotPresent", "uninstallStrategy": "RemoveWorkloads"}),
             json!({"configuration": {
                 "architectureConfiguration": {"defaultArchitecture": "amd64", "ppc64le": {}},
-                "commonInstancetypesDeployment": {"enabled": false},
+                "commonInstancetypesDeployment": {"enabled": true},
                 "developerConfiguration": {
                     "featureGates": ["HostDisk"],
                     "logVerbosity": {"virtAPI": 4, "virtOperator": 4},
@@ -237,7 +234,6 @@ mod tests {
             ("configuration.apiConfiguration", limit.clone()),
             ("configuration.architectureConfiguration.defaultArchitecture", json!("arm64")),
             ("configuration.changedBlockTrackingLabelSelectors", json!({})),
-            ("configuration.commonInstancetypesDeployment", json!({"enabled": true})),
             ("configuration.confidentialCompute", json!({"tdx": {}})),
             ("configuration.controllerConfiguration", limit.clone()),
             ("configuration.developerConfiguration.logVerbosity.virtSynchronizationController", json!(4)),

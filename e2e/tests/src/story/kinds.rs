@@ -17,6 +17,18 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "VirtualMachineInstancetype" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachineInstancetype", "virtualmachineinstancetypes")
         }
+        "VirtualMachineClusterInstancetype" => (
+            "instancetype.kubevirt.io",
+            "v1beta1",
+            "VirtualMachineClusterInstancetype",
+            "virtualmachineclusterinstancetypes",
+        ),
+        "VirtualMachineClusterPreference" => (
+            "instancetype.kubevirt.io",
+            "v1beta1",
+            "VirtualMachineClusterPreference",
+            "virtualmachineclusterpreferences",
+        ),
         "VirtualMachinePreference" => {
             ("instancetype.kubevirt.io", "v1beta1", "VirtualMachinePreference", "virtualmachinepreferences")
         }

@@ -29,6 +29,7 @@ const REMOVED: &str =
     "asked for when the KubeVirt object is deleted, which the stories do only in a cluster without other VMs";
 const MOVES: &str =
     "migrations need a second node, and most stories leave the evacuation of nodes and ended migrations alone";
+const COMMON: &str = "the common instance types are created by an installation, replaced by an upgrade and deleted when they are switched off";
 const INSTALLED: &str = "Helm installs the definitions, and the hook finds them up to date";
 const BLOCKED: &str = "asked for if the uninstall strategy is set, and no story uninstalls the chart with it";
 const LATER: &str = "the hook runs after this test; `cluster run` fails when it fails";
@@ -55,6 +56,9 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(CONTROLLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "list virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
     sometimes(CONTROLLER, "watch virtualmachinecluster*.instancetype.kubevirt.io", EVERYBODY),
+    sometimes(CONTROLLER, "create virtualmachinecluster*.instancetype.kubevirt.io", COMMON),
+    sometimes(CONTROLLER, "patch virtualmachinecluster*.instancetype.kubevirt.io", COMMON),
+    sometimes(CONTROLLER, "delete virtualmachinecluster*.instancetype.kubevirt.io", COMMON),
     unused(
         CONTROLLER,
         "* network-attachment-definitions.k8s.cni.cncf.io",

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};
 use http::{Method, Request};
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::manifests;
@@ -400,7 +400,24 @@ fn virt_controller_changes_only_what_it_needs() {
         let named = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}});
         let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "foreign"}});
         let leases = "/apis/coordination.k8s.io/v1/namespaces/kubevirt/leases";
-        check(
+        let types = "/apis/instancetype.kubevirt.io/v1beta1/virtualmachineclusterinstancetypes";
+        let of_types = |metadata: Value, spec: Value| {
+            let mut object = json!({
+                "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineClusterInstancetype",
+                "metadata": metadata, "spec": {"cpu": {"guest": 1}, "memory": {"guest": "1Gi"}},
+            });
+            json_patch::merge(&mut object["spec"], &spec);
+            object
+        };
+        let mark = json!({"ferrovirt.io/written-content": "x"});
+        let common = json!({"name": "common", "annotations": mark});
+        let device = json!({"hostDevices": [{"name": "a", "deviceName": "example.com/a"}]});
+        let of_a_user = s.cluster_api("VirtualMachineClusterInstancetype");
+        let name = format!("of-a-user-{}", s.namespace);
+        let object = serde_json::from_value(of_types(json!({"name": name}), json!({})))?;
+        of_a_user.create(&PostParams::default(), &object).await?;
+        let foreign = format!("{types}/{name}");
+        let checked = check(
             s,
             &[
                 (Method::PATCH, node.clone(), labels("kubevirt.io/schedulable", "perhaps"), None),
@@ -470,6 +487,21 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),
                 (Method::POST, format!("{own}/configmaps"), named("ConfigMap", "foreign"), Some("own-objects")),
                 (Method::POST, leases.to_owned(), lease, Some("own-leases")),
+                (Method::POST, types.to_owned(), of_types(common.clone(), json!({})), None),
+                (Method::POST, types.to_owned(), of_types(common, device), Some("common-instancetypes")),
+                (
+                    Method::POST,
+                    types.to_owned(),
+                    of_types(json!({"name": "other"}), json!({})),
+                    Some("common-instancetypes"),
+                ),
+                (
+                    Method::PATCH,
+                    foreign.clone(),
+                    json!({"metadata": {"annotations": mark}}),
+                    Some("common-instancetypes"),
+                ),
+                (Method::DELETE, foreign, json!({"dryRun": ["All"]}), Some("common-instancetype-deletion")),
                 (Method::PATCH, mutator.clone(), mutating(json!({"clientConfig": {"caBundle": "YQ=="}})), None),
                 (Method::PATCH, mutator.clone(), mutating(json!({"clientConfig": {"service": {"path": "/x"}}})), None),
                 (
@@ -492,7 +524,9 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, format!("{roles}/kubevirt.io:edit"), json!({"rules": []}), Some("roles")),
             ],
         )
-        .await
+        .await;
+        of_a_user.delete(&name, &DeleteParams::default()).await?;
+        checked
     });
 }
 

@@ -9,6 +9,7 @@ mod actions;
 mod admission;
 mod boot;
 mod claims;
+mod common_instancetypes;
 mod controller_rights;
 mod cve_front_proxy;
 mod cve_guest_agent;
