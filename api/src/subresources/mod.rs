@@ -9,6 +9,7 @@ pub mod graph;
 pub mod guest;
 pub mod lifecycle;
 pub mod sev;
+pub mod usage;
 pub mod volumes;
 
 use serde::{Deserialize, Deserializer};
@@ -21,6 +22,7 @@ pub use guest::{
 };
 pub use lifecycle::{EvacuateCancelOptions, MigrateOptions, PauseOptions, RestartOptions, StartOptions, StopOptions};
 pub use sev::{SevMeasurementInfo, SevPlatformInfo, SevSecretOptions, SevSessionOptions};
+pub use usage::{DiskUsage, DomainUsage, InterfaceUsage, MemoryUsage};
 pub use volumes::{AddVolumeRequest, MemoryDumpOptions, RemoveVolumeRequest};
 
 /// Maps null to the default, for `deserialize_with`. Some clients send null for unset fields.

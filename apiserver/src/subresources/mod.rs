@@ -33,6 +33,7 @@ mod start;
 mod stop;
 mod unfreeze;
 mod unpause;
+mod usage;
 mod usbredir;
 mod userlist;
 mod vnc;

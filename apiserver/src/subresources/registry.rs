@@ -8,12 +8,12 @@ use super::{
     console, evacuate_cancel, expand_spec, expand_vm_spec, filesystemlist, freeze, guestosinfo, memorydump, migrate,
     objectgraph, pause, portforward, redefine_checkpoint, removememorydump, removevolume, reset, restart,
     sev_fetch_cert_chain, sev_inject_launch_secret, sev_query_launch_measurement, sev_setup_session, softreboot, start,
-    stop, unfreeze, unpause, usbredir, userlist, vnc, vnc_screenshot, vsock,
+    stop, unfreeze, unpause, usage, usbredir, userlist, vnc, vnc_screenshot, vsock,
 };
 use crate::{auth::authorization::Attributes, metrics::StreamKind};
 
 /// The subresources.
-pub(crate) static ALL: [&Specification; 38] = [
+pub(crate) static ALL: [&Specification; 39] = [
     &expand_vm_spec::SPECIFICATION,
     &vnc::SPECIFICATION,
     &vnc_screenshot::SPECIFICATION,
@@ -52,6 +52,7 @@ pub(crate) static ALL: [&Specification; 38] = [
     &removememorydump::SPECIFICATION,
     &usbredir::SPECIFICATION,
     &vsock::SPECIFICATION,
+    &usage::SPECIFICATION,
 ];
 
 /// Returns the kinds of streams, each once.

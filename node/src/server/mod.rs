@@ -10,6 +10,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod unavailable;
+mod usage;
 mod vsock;
 
 use std::sync::Arc;
@@ -116,6 +117,7 @@ pub(crate) fn router(
         .route(&path("guestosinfo"), get(guest::os_info))
         .route(&path("userlist"), get(guest::users))
         .route(&path("filesystemlist"), get(guest::file_systems))
+        .route(&path("usage"), get(usage::serve))
         .route(&path("freeze"), put(guest::freeze))
         .route(&path("unfreeze"), put(guest::unfreeze))
         .route(&path("backup"), any(unavailable::not_yet))

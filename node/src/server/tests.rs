@@ -311,6 +311,17 @@ async fn the_report_of_the_guest_agent_is_returned_as_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counters_of_the_domain_are_returned_as_json() {
+    let stage = Stage::running().await;
+    let address = served(&stage).await;
+    drop(console(address).await);
+    let (code, body) = ask(address, "GET", &format!("{VMI_PATH}/usage")).await;
+    let usage: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((code, &usage["cpuNanoseconds"]), (200, &serde_json::json!(2_000_000_000)), "{usage}");
+    assert_eq!(ask(address, "GET", "/v1/namespaces/ns/virtualmachineinstances/none/usage").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_freeze_has_a_timeout_and_its_failure_is_returned() {
     let stage = Stage::running().await;
     let address = served(&stage).await;

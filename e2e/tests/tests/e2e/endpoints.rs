@@ -81,6 +81,7 @@ fn rows() -> Vec<Row> {
         (GET, VMI, "guestosinfo", none.clone(), 500, "VMI does not have guest agent connected"),
         (GET, VMI, "userlist", none.clone(), 500, "VMI does not have guest agent connected"),
         (GET, VMI, "filesystemlist", none.clone(), 500, "VMI does not have guest agent connected"),
+        (GET, VMI, "usage", none.clone(), 200, "cpuNanoseconds"),
         (GET, VMI, "console", none.clone(), 400, "websocket"),
         (GET, VMI, "vnc", none.clone(), 400, "websocket"),
         (GET, VMI, "vnc/screenshot", none.clone(), 200, "PNG"),

@@ -42,6 +42,7 @@ const RIGHTS: &[(Method, &str, &str, May)] = &[
     (GET, VMI, "guestosinfo", View),
     (GET, VMI, "filesystemlist", View),
     (GET, VMI, "userlist", View),
+    (GET, VMI, "usage", View),
     (GET, VMI, "sev/fetchcertchain", View),
     (GET, VMI, "sev/querylaunchmeasurement", View),
     (GET, VMI, "objectgraph", View),
