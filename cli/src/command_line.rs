@@ -9,8 +9,9 @@ use clap::{
 };
 
 use crate::{
-    cluster::ClusterOptions, console, drain, error::Error, evacuation, examples, expose, forward, graph, guest,
-    lifecycle, memory_dump, migrate, resize, ssh, support_bundle, usb, version, vnc, volumes,
+    cluster::ClusterOptions, console, create, credentials, describe, drain, error::Error, evacuation, examples, expose,
+    forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, ssh, support_bundle,
+    top, usb, version, vnc, volumes,
 };
 
 /// Control virtual machines
@@ -25,6 +26,13 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Print a manifest, which kubectl apply takes
+    #[command(subcommand)]
+    Create(create::CreateCommand),
+    /// Print a page about a VM: its state, why it waits, volumes, networks, migrations, events
+    Describe(describe::DescribeOptions),
+    /// Print CPU, memory, disk and network of running VMs
+    Top(top::TopOptions),
     /// Connect to the serial console of a running VMI
     Console(console::ConsoleOptions),
     /// Open the display of a running VMI, or save a screenshot of it
@@ -62,6 +70,11 @@ pub(crate) enum Command {
     Set(resize::SetCommand),
     /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
     MemoryDump(memory_dump::Options),
+    /// Upload an image to a DataVolume or claim; needs CDI
+    ImageUpload(Box<image_upload::UploadOptions>),
+    /// Change SSH keys and passwords that the guest agent sets
+    #[command(subcommand)]
+    Credentials(credentials::CredentialsCommand),
     /// Create a Service for a VM, a VMI or a replica set
     Expose(expose::ExposeOptions),
     /// Forward local ports to a VM or VMI
@@ -87,6 +100,11 @@ pub(crate) enum Command {
     /// Print the objects that a virtual machine depends on
     #[command(name = "objectgraph")]
     ObjectGraph(graph::GraphOptions),
+    /// Print the host devices that VMIs may use
+    PermittedDevices,
+    /// Administer the installation
+    #[command(subcommand)]
+    Adm(log_verbosity::AdmCommand),
     /// Collect what a bug report needs in an archive, without secrets
     SupportBundle(support_bundle::Options),
     /// Print the versions of the client and of the server
@@ -99,21 +117,13 @@ pub(crate) enum Command {
 }
 
 /// Commands that only virtctl has, with the alternative here.
-const VIRTCTL_ONLY: [(&str, &str); 8] = [
-    ("adm", "log levels are set in spec.configuration.developerConfiguration.logVerbosity of the KubeVirt object"),
-    ("create", "write the manifest; `kubectl explain vm.spec` documents it"),
-    ("credentials", "access credentials are part of the VM's manifest"),
+pub(crate) const VIRTCTL_ONLY: [(&str, &str); 4] = [
+    ("config", "it stores the choice of a viewer; pass --vnc-path to vnc"),
     (
         "guestfs",
         "Ferrovirt has no image with libguestfs. `virtctl guestfs --image` takes one of yours, and the value \
          image.overrides.libguestfs-tools of the chart makes it the default",
     ),
-    (
-        "image-upload",
-        "Ferrovirt does not import images, and `virtctl image-upload` fails without CDI in the cluster: write a raw image to \
-         disk.img in a claim, or to a block device, with a pod that mounts it",
-    ),
-    ("permitted-devices", "they are listed in spec.configuration.permittedHostDevices of the KubeVirt object"),
     ("template", "templates are not available yet"),
     ("vmexport", "exports are not available yet"),
 ];
@@ -147,7 +157,7 @@ pub(crate) fn parse<W: Into<OsString> + Clone>(words: Vec<W>) -> Result<Cli, cla
     Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition()))
 }
 
-/// Removes similar commands from an error: `stop` must not be the advice for `top`.
+/// Removes similar commands from an error: `stop` must not be the advice for `sto`.
 fn without_commands(mut error: clap::Error) -> clap::Error {
     error.remove(ContextKind::SuggestedSubcommand);
     error
@@ -228,7 +238,7 @@ mod tests {
 
     #[test]
     fn similar_commands_are_not_advised() {
-        for words in [&["top"][..], &["reste"], &["set", "cpus"], &["start", "a", "--guest=1"]] {
+        for words in [&["tops"][..], &["reste"], &["set", "cpus"], &["start", "a", "--guest=1"]] {
             let error = parse([&["kubectl-virt"], words].concat()).err().map(|error| error.to_string());
             assert!(error.as_deref().is_some_and(|text| !text.contains("similar subcommand")), "{error:?}");
         }
@@ -237,7 +247,7 @@ mod tests {
     #[test]
     fn missing_virtctl_commands_name_an_alternative() {
         let said = |word: &str| advice(&parse(["kubectl-virt", word].to_vec()).err().unwrap()).map(|e| e.to_string());
-        assert!(said("create").is_some_and(|text| text.contains("manifest")));
+        assert!(said("vmexport").is_some_and(|text| text.contains("exports")));
         assert_eq!(said("nothing"), None);
         for (word, _) in VIRTCTL_ONLY {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");

@@ -37,7 +37,17 @@ fn takes_next(commands: &[&Command], word: &str) -> bool {
         arg.get_long().is_some_and(|long| word.strip_prefix("--") == Some(long))
             || arg.get_short().is_some_and(|letter| word == format!("-{letter}"))
     };
-    commands.iter().copied().flat_map(Command::get_arguments).any(|arg| named(arg) && arg.get_action().takes_values())
+    let takes_value = |arg: &Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
+    commands.iter().copied().flat_map(Command::get_arguments).any(|arg| named(arg) && takes_value(arg))
+}
+
+/// Returns the program and the commands that the words name, the innermost last.
+fn commands_in<'c>(root: &'c Command, before: &[String]) -> Vec<&'c Command> {
+    let mut commands = vec![root];
+    for word in before {
+        commands.extend(commands.last().and_then(|command| command.find_subcommand(word)));
+    }
+    commands
 }
 
 /// Returns the words that are neither flags nor values of flags, or `None` if the next word is the value of a flag.
@@ -61,9 +71,8 @@ fn candidate(word: &str, about: Option<&StyledStr>) -> String {
 
 fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
     let root = Cli::command();
-    let command = before.iter().find_map(|word| root.find_subcommand(word));
-    let known = command.into_iter().chain([&root]).collect::<Vec<_>>();
-    let Some(arguments) = positional(&known, before) else { return Vec::new() };
+    let known = commands_in(&root, before);
+    let (Some(words), Some(command)) = (positional(&known, before), known.last()) else { return Vec::new() };
     if typed.starts_with('-') {
         let flags = known.iter().copied().flat_map(Command::get_arguments);
         return flags
@@ -72,21 +81,14 @@ fn words_of_commands(before: &[String], typed: &str) -> Vec<String> {
             .map(|(flag, help)| candidate(&flag, help))
             .collect();
     }
-    let Some(command) = command else {
-        return root
-            .get_subcommands()
-            .filter(|command| command.get_name().starts_with(typed))
-            .map(|command| candidate(command.get_name(), command.get_about()))
-            .collect();
-    };
-    // The first word is the command itself.
-    let next = arguments.len().checked_sub(1).and_then(|at| command.get_positionals().nth(at));
-    next.map(Arg::get_possible_values)
-        .unwrap_or_default()
-        .iter()
-        .filter(|value| value.get_name().starts_with(typed))
-        .map(|value| candidate(value.get_name(), value.get_help()))
-        .collect()
+    // The first words are the commands themselves.
+    let arguments = (words.len() + 1).saturating_sub(known.len());
+    let commands = command.get_subcommands().filter(|_| arguments == 0);
+    let commands = commands.map(|command| (command.get_name(), command.get_about()));
+    let values = command.get_positionals().nth(arguments).map(Arg::get_possible_values).unwrap_or_default();
+    let values = values.iter().map(|value| (value.get_name(), value.get_help()));
+    let offered = commands.chain(values).filter(|(word, _)| word.starts_with(typed));
+    offered.map(|(word, about)| candidate(word, about)).collect()
 }
 
 /// Returns the resource whose names complete the next word, if the next word is a name.
@@ -95,13 +97,13 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
         return None;
     }
     let root = Cli::command();
-    let command = before.iter().find_map(|word| root.find_subcommand(word))?;
-    let words = positional(&[command, &root], before)?;
+    let words = positional(&commands_in(&root, before), before)?;
     let (name, arguments) = words.split_first()?;
     match (*name, arguments) {
-        ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph", [])
+        ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph" | "describe" | "top", [])
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"])
+        | ("credentials", ["add-ssh-key" | "remove-ssh-key" | "set-password"])
         | ("set", ["cpu" | "memory"]) => Some("virtualmachines"),
         (
             "console" | "vnc" | "soft-reboot" | "reset" | "guestosinfo" | "userlist" | "fslist" | "addvolume"
@@ -173,6 +175,11 @@ mod tests {
         assert!(words_of_commands(&words("-n ns"), "con").iter().any(|c| c.starts_with("console\t")));
         for (line, typed, expected) in [
             ("memory-dump", "", &["get", "download", "remove"][..]),
+            ("create", "", &["vm", "instancetype", "preference", "clone"]),
+            ("create vm", "--volume-c", &["--volume-containerdisk", "--volume-clone-pvc"]),
+            ("create vm", "", &[]),
+            ("adm", "", &["log-verbosity"]),
+            ("image-upload", "", &["dv", "pvc"]),
             ("evacuate-cancel", "v", &["vm", "vmi"]),
             ("-n ns expose --name svc", "", &["vm", "vmi", "vmirs", "vmpool"]),
             ("expose vm", "", &[]),
@@ -196,6 +203,9 @@ mod tests {
             ("memory-dump get", Some("virtualmachines")),
             ("set cpu", Some("virtualmachines")),
             ("expose vmpool", Some(POOLS)),
+            ("describe", Some("virtualmachines")),
+            ("credentials add-ssh-key -u joe", Some("virtualmachines")),
+            ("create vm", None),
             ("usbredir 1-2", Some("virtualmachineinstances")),
             ("pause", None),
             ("start a", None),

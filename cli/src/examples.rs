@@ -11,7 +11,51 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by command.
-const EXAMPLES: [(&str, Examples); 33] = [
+const EXAMPLES: [(&str, Examples); 48] = [
+    (
+        "create",
+        &[(
+            "Create a VM that boots from a container disk",
+            "create vm --name my-vm --volume-containerdisk src:quay.io/containerdisks/fedora:latest | kubectl apply -f -",
+        )],
+    ),
+    (
+        "create vm",
+        &[
+            (
+                "Choose an instance type and a preference",
+                "create vm --instancetype u1.small --preference fedora --volume-containerdisk src:my-image",
+            ),
+            (
+                "Import an image from a web server, and boot from it",
+                "create vm --volume-import type:http,url:https://example.com/disk.qcow2,size:10Gi,bootorder:1",
+            ),
+            (
+                "Configure the user by cloud-init",
+                "create vm --user joe --password-file my-password --volume-pvc src:my-disk",
+            ),
+        ],
+    ),
+    ("create instancetype", &[("Make an instance type of the cluster", "create instancetype --cpu 2 --memory 4Gi")]),
+    (
+        "create preference",
+        &[("Make a preference of a namespace", "create preference --cpu-topology sockets --namespaced")],
+    ),
+    ("create clone", &[("Clone a VM", "create clone --source-name my-vm --target-name my-copy")]),
+    (
+        "describe",
+        &[
+            ("Print a page about a VM", "describe my-vm"),
+            ("Print why it waits", "describe my-vm --output=json | jq -r .detail"),
+        ],
+    ),
+    (
+        "top",
+        &[
+            ("Print the VMs of all namespaces that need most CPU first", "top --all-namespaces --sort-by=cpu"),
+            ("Print each disk and interface of a VM, measured for five seconds", "top my-vm --devices --interval=5s"),
+        ],
+    ),
     (
         "console",
         &[
@@ -88,6 +132,45 @@ const EXAMPLES: [(&str, Examples); 33] = [
         &[
             ("Dump the memory to a new claim", "memory-dump get my-vm --claim-name=my-dump --create-claim"),
             ("Remove the association with the claim", "memory-dump remove my-vm"),
+        ],
+    ),
+    (
+        "image-upload",
+        &[
+            ("Upload an image to a new DataVolume", "image-upload dv my-disk --size=10Gi --image-path=disk.qcow2"),
+            (
+                "Label the claim with a default instance type and preference",
+                "image-upload pvc my-disk --size=10Gi --image-path=disk.qcow2 --default-instancetype=u1.small \
+                 --default-preference=fedora",
+            ),
+        ],
+    ),
+    ("credentials", &[("Add an SSH key to a VM", "credentials add-ssh-key my-vm --user=joe --file=id_ed25519.pub")]),
+    (
+        "credentials add-ssh-key",
+        &[
+            ("Add an SSH key", "credentials add-ssh-key my-vm --user=joe --file=id_ed25519.pub"),
+            ("Use a new Secret", "credentials add-ssh-key my-vm --user=joe --file=id_ed25519.pub --create-secret"),
+        ],
+    ),
+    (
+        "credentials remove-ssh-key",
+        &[("Remove an SSH key", "credentials remove-ssh-key my-vm --user=joe --file=id_ed25519.pub")],
+    ),
+    (
+        "credentials set-password",
+        &[("Set the password of a user", "credentials set-password my-vm --user=joe --password=my-password")],
+    ),
+    ("permitted-devices", &[("Print the devices", "permitted-devices")]),
+    ("adm", &[("Print the log verbosity of all components", "adm log-verbosity --all")]),
+    (
+        "adm log-verbosity",
+        &[
+            ("Set that of virt-handler", "adm log-verbosity --virt-handler=7"),
+            (
+                "Reset all, and set that of a VM from its next start on",
+                "adm log-verbosity --reset --vm=my-vm --level=5",
+            ),
         ],
     ),
     (
@@ -193,7 +276,8 @@ mod tests {
             assert!(!examples.is_empty(), "{command}");
             for (_, words) in examples {
                 assert!(words.starts_with(command), "{words} is an example of {command}");
-                let line = ["kubectl-virt"].into_iter().chain(words.split(' ')).collect::<Vec<_>>();
+                let own = words.split(' ').take_while(|word| *word != "|");
+                let line = ["kubectl-virt"].into_iter().chain(own).collect::<Vec<_>>();
                 assert_eq!(parse(line).err().map(|error| error.to_string()), None, "{words}");
             }
         }

@@ -5,11 +5,11 @@ use std::{ffi::OsString, path::PathBuf};
 use crate::{
     cluster::Connection,
     command_line::{Cli, Command, advice, definition, exit_code, parse},
-    completion, console, drain,
+    completion, console, create, credentials, describe, drain,
     error::Error,
-    evacuation, expose, forward, graph, guest, lifecycle, memory_dump, migrate,
+    evacuation, expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
     output::print,
-    resize, ssh, support_bundle, usb, version, vnc, volumes,
+    permitted_devices, resize, ssh, support_bundle, top, usb, version, vnc, volumes,
 };
 
 /// Runs the command that the arguments select. The first argument is the name of the program.
@@ -50,6 +50,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
             clap_complete::generate(shell, &mut definition(), "kubectl-virt", &mut script);
             print(format_args!("{}", String::from_utf8_lossy(&script)))
         }
+        Command::Create(command) => create::run(&cli.cluster, &command),
         Command::Version(options) => {
             let connection = if options.client { None } else { Some(Connection::open(&cli.cluster).await) };
             version::run(connection, &options).await
@@ -57,6 +58,14 @@ async fn execute(cli: Cli) -> Result<(), Error> {
         command => {
             let connection = Connection::open(&cli.cluster).await?;
             match command {
+                Command::Describe(options) => describe::run(&connection, &options).await,
+                Command::Top(options) => top::run(&connection, &options).await,
+                Command::ImageUpload(options) => image_upload::run(&connection, &options).await,
+                Command::Credentials(command) => credentials::run(&connection, &command).await,
+                Command::PermittedDevices => permitted_devices::run(&connection).await,
+                Command::Adm(log_verbosity::AdmCommand::LogVerbosity(options)) => {
+                    log_verbosity::run(&connection, &options).await
+                }
                 Command::Console(options) => console::run(&connection, &options).await,
                 Command::Vnc(options) => vnc::run(&connection, &options).await,
                 Command::Start(options) => lifecycle::start(&connection, &options).await,
@@ -85,7 +94,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Expand(options) => guest::expand(&connection, &options).await,
                 Command::ObjectGraph(options) => graph::run(&connection, &options).await,
                 Command::SupportBundle(options) => support_bundle::run(&connection, &options).await,
-                Command::Version(_) | Command::Completion { .. } => Ok(()),
+                Command::Create(_) | Command::Version(_) | Command::Completion { .. } => Ok(()),
             }
         }
     }

@@ -76,7 +76,7 @@ fn message(condition: &Value) -> Option<String> {
 }
 
 /// Decides how far a start is.
-fn started(name: &str, vm: Option<&Value>, vmi: Option<&Value>, before: Option<&str>) -> Progress {
+pub(crate) fn started(name: &str, vm: Option<&Value>, vmi: Option<&Value>, before: Option<&str>) -> Progress {
     let Some(vm) = vm else { return Progress::Failed(format!("VM {name} was deleted")) };
     let strategy = strategy(vm);
     let failure = || find(vm, condition::FAILURE).filter(|failure| failure["status"] == "True").and_then(message);

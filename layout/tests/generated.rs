@@ -253,6 +253,32 @@ fn annotations_and_labels_are_current() {
 }
 
 #[test]
+fn commands_of_virtctl_are_current() {
+    let text = std::fs::read_to_string(root().join("cli/virtctl.yaml")).unwrap();
+    let commands: Vec<Value> = serde_saphyr::from_str(&text).unwrap();
+    let flags = |value: &Value| {
+        let names = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+        names.map(|name| code(&format!("--{name}"))).collect::<Vec<_>>().join(" ")
+    };
+    let row = |command: &Value| {
+        let name = command["command"].as_str().unwrap();
+        let (absent, only) = (command["absent"].as_str(), command["only"].as_str());
+        let lacks = command["lacks"].as_object().into_iter().flatten();
+        let lacks = lacks.map(|(flag, why)| format!("`--{flag}`: {}", why.as_str().unwrap()));
+        let state = match (absent, only) {
+            (Some(_), _) => "virtctl only",
+            (None, Some(_)) => "kubectl virt only",
+            (None, None) => "both",
+        };
+        let notes = absent.or(only).into_iter().chain(command["note"].as_str()).map(str::to_owned).chain(lacks);
+        let name = if name.is_empty() { "all commands".to_owned() } else { code(name) };
+        [name, state.to_owned(), flags(&command["flags"]), flags(&command["own"]), notes.collect::<Vec<_>>().join("; ")]
+    };
+    let head = ["command", "in", "flags of both", "flags of kubectl virt only", "what differs"];
+    check("docs/reference/virtctl.md", "commands", &table(head, commands.iter().map(row))).unwrap();
+}
+
+#[test]
 fn values_of_the_chart_are_current() {
     let chart = root().join("charts/ferrovirt");
     let text = std::fs::read_to_string(chart.join("values.yaml")).unwrap();

@@ -58,6 +58,7 @@ mod networks;
 mod nics;
 mod nics_faults;
 mod owners;
+mod plugin_commands;
 mod pods;
 mod pools;
 mod pools_faults;
