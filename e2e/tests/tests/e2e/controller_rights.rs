@@ -378,8 +378,8 @@ fn virt_controller_changes_only_what_it_needs() {
         };
         let mut unowned = copy(&running);
         unowned["metadata"] = json!({"name": "another"});
-        let mut foreign = copy(&s.get("vm", "box").await?);
-        foreign["metadata"] = json!({"name": "foreign"});
+        let mut foreign_vm = copy(&s.get("vm", "box").await?);
+        foreign_vm["metadata"] = json!({"name": "foreign"});
         let revisions = format!("/apis/apps/v1/namespaces/{}/controllerrevisions", s.namespace);
         let revision = json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "a"}, "data": {}, "revision": 1});
         let hooks = "/apis/admissionregistration.k8s.io/v1";
@@ -481,7 +481,7 @@ fn virt_controller_changes_only_what_it_needs() {
                 ),
                 (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
-                (Method::POST, format!("{kubevirt}/virtualmachines"), foreign, Some("vm-creation")),
+                (Method::POST, format!("{kubevirt}/virtualmachines"), foreign_vm, Some("vm-creation")),
                 (Method::POST, claims, claim, Some("claim-creation")),
                 (Method::POST, revisions, revision, Some("revision-creation")),
                 (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),
