@@ -79,23 +79,24 @@ feature_gates! {
         LiveUpdateNADRef = "LiveUpdateNADRef",
         VideoConfig = "VideoConfig",
         SecureExecution = "SecureExecution",
-        MigrationPriorityQueue = "MigrationPriorityQueue";
+        MigrationPriorityQueue = "MigrationPriorityQueue",
+        VmiMemoryOverheadReport = "VmiMemoryOverheadReport",
+        LibvirtHooksServerAndClient = "LibvirtHooksServerAndClient";
     Beta:
         Snapshot = "Snapshot",
         WorkloadEncryptionSEV = "WorkloadEncryptionSEV",
         KubevirtSeccompProfile = "KubevirtSeccompProfile",
         NodeRestriction = "NodeRestriction",
         ImageVolume = "ImageVolume",
-        LibvirtHooksServerAndClient = "LibvirtHooksServerAndClient",
         GPUsWithDRA = "GPUsWithDRA",
         HostDevicesWithDRA = "HostDevicesWithDRA",
+        DecentralizedLiveMigration = "DecentralizedLiveMigration",
         DeclarativeHotplugVolumes = "DeclarativeHotplugVolumes",
         PasstBinding = "PasstBinding",
         PodSecondaryInterfaceNamingUpgrade = "PodSecondaryInterfaceNamingUpgrade",
         ExternalNetResourceInjection = "ExternalNetResourceInjection",
         RebootPolicy = "RebootPolicy",
         Template = "Template",
-        VmiMemoryOverheadReport = "VmiMemoryOverheadReport",
         OptOutRoleAggregation = "OptOutRoleAggregation";
     Alpha:
         CPUManager = "CPUManager",
@@ -112,7 +113,6 @@ feature_gates! {
         EnableVirtioFsStorageVolumes = "EnableVirtioFsStorageVolumes",
         PCINUMAAwareTopology = "PCINUMAAwareTopology",
         NetworkDevicesWithDRA = "NetworkDevicesWithDRA",
-        DecentralizedLiveMigration = "DecentralizedLiveMigration",
         ObjectGraph = "ObjectGraph",
         UtilityVolumes = "UtilityVolumes",
         ConfigurableHypervisor = "ConfigurableHypervisor",

@@ -39,7 +39,7 @@ fn vm_runs_by_one_of_running_and_run_strategy() {
     object["spec"]["runStrategy"] = json!("Sometimes");
     validate_vm(object.clone()).refused("Invalid RunStrategy (Sometimes)");
     object["spec"]["runStrategy"] = json!("WaitAsReceiver");
-    validate_vm(object).refused("DecentralizedLiveMigration feature gate is not enabled");
+    validate_vm(object).refused("spec.runStrategy WaitAsReceiver is not supported yet");
 }
 
 #[test]

@@ -60,13 +60,12 @@ fn refusals(object: &VirtualMachineInstance, config: &ClusterConfig) -> Vec<Stri
 }
 
 /// Feature gates on which rules depend and that are off by default.
-const GATES: [&str; 27] = [
+const GATES: [&str; 26] = [
     "AlignCPUs",
     "CPUManager",
     "ConfigurableHypervisor",
     "ContainerPathVolumes",
     "CrossArchitectureVirtualization",
-    "DecentralizedLiveMigration",
     "DownwardMetrics",
     "EnableVirtioFsStorageVolumes",
     "ExperimentalIgnitionSupport",
