@@ -96,7 +96,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     let readiness = Readiness::new();
     let identity = Identity::follow(client.clone(), &options.namespace, tls::CONTROLLER_SECRET, &spawner);
     let roots = Roots::follow(client.clone(), &options.namespace, tls::CA_CONFIG_MAP, tls::CA_BUNDLE_KEY, &spawner);
-    spawner.spawn("verbosity", follow_verbosity(config.clone(), verbosity));
+    spawner.spawn("settings", follow_settings(config.clone(), verbosity));
     readiness.set("certificate", false);
     readiness.set("configuration", false);
     spawner
@@ -147,10 +147,14 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     }
 }
 
-async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity) {
+/// Follows the settings of the process itself: verbosity of the log, limit of requests.
+async fn follow_settings(mut config: ConfigHandle, verbosity: Verbosity) {
+    use api::constants::component::VIRT_CONTROLLER;
     loop {
         config.changed().await;
-        let level = config.current().verbosity(api::constants::component::VIRT_CONTROLLER, None);
+        let current = config.current();
+        daemon::client::limit_requests(current.request_limit(VIRT_CONTROLLER));
+        let level = current.verbosity(VIRT_CONTROLLER, None);
         verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
     }
 }

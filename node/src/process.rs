@@ -161,7 +161,7 @@ impl Process {
     fn start(&self, verbosity: Verbosity) -> Result<(Vmis, TaskTracker), Error> {
         let Self { options, client, metrics, stop, config, .. } = self;
         let node = options.node_name.as_str();
-        self.spawner.spawn("verbosity", follow_verbosity(config.clone(), verbosity, node.to_owned()));
+        self.spawner.spawn("settings", follow_settings(config.clone(), verbosity, node.to_owned()));
         let identity = self.identity(certificate::Role::Handler, std::future::ready(()));
         let host = NodeHost::new(
             node.to_owned(),
@@ -221,7 +221,7 @@ impl Process {
         let Self { options, client, metrics, stop, config, roots, .. } = self;
         let domains = {
             let vmis = vmis.clone();
-            DomainMetrics::new(move || vmis.domains(), options.node_name.clone())
+            DomainMetrics::new(move || vmis.domains(), options.node_name.clone(), &options.kubelet_root)
         };
         metrics.registry.register(Box::new(domains.clone()))?;
         let registry = metrics.registry.clone();
@@ -288,10 +288,13 @@ fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     daemon::tls::listen(address).map_err(|source| Error::Listen { address, source })
 }
 
-async fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity, node: String) {
+/// Follows the settings of the process itself: verbosity of the log, limit of requests.
+async fn follow_settings(mut config: ConfigHandle, verbosity: Verbosity, node: String) {
     loop {
         config.changed().await;
-        let level = config.current().verbosity(component::VIRT_HANDLER, Some(&node));
+        let current = config.current();
+        daemon::client::limit_requests(current.request_limit(component::VIRT_HANDLER));
+        let level = current.verbosity(component::VIRT_HANDLER, Some(&node));
         verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
     }
 }

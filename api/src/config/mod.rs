@@ -5,15 +5,21 @@
 
 mod machine;
 mod migrations;
+mod placement;
+mod request_limits;
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector};
+use k8s_openapi::{
+    api::core::v1::NodeSelectorTerm,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
+};
 use thiserror::Error;
 
 pub use self::{
     machine::{ArchConfig, Smbios},
     migrations::Migrations,
+    request_limits::{RequestLimit, RequestLimits},
 };
 
 use crate::{
@@ -134,6 +140,8 @@ pub struct ClusterConfig {
     pub smbios: Smbios,
     /// Node labels required by all VMIs.
     pub node_selectors: BTreeMap<String, String>,
+    /// Terms for the nodes of all VMIs, of which a node must match one; empty for no restriction.
+    pub workload_terms: Vec<NodeSelectorTerm>,
     /// Runtime class of launcher pods.
     pub default_runtime_class: Option<String>,
     /// Interval of balloon statistics in seconds; 0 disables them.
@@ -192,6 +200,8 @@ pub struct ClusterConfig {
     pub disabled_feature_gates: Vec<String>,
     /// Verbosity by component.
     pub log_verbosity: LogVerbosity,
+    /// Limits of requests to the API server.
+    pub request_limits: RequestLimits,
 }
 
 /// Annotation of the KubeVirt object that selects VGA for EFI guests.
@@ -218,6 +228,7 @@ impl Default for ClusterConfig {
             obsolete_cpu_models: BTreeMap::new(),
             smbios: Smbios::default(),
             node_selectors: BTreeMap::new(),
+            workload_terms: Vec::new(),
             default_runtime_class: None,
             mem_balloon_stats_period: 10,
             eviction_strategy: EvictionStrategy::None,
@@ -247,6 +258,7 @@ impl Default for ClusterConfig {
             feature_gates: Vec::new(),
             disabled_feature_gates: Vec::new(),
             log_verbosity: LogVerbosity::default(),
+            request_limits: RequestLimits::default(),
         }
     }
 }
@@ -270,6 +282,9 @@ impl ClusterConfig {
         config.skip_backup_hooks = annotation(SKIP_BACKUP_HOOKS).is_some_and(|value| crate::is_true(value));
         config.virt_template =
             from.virt_template_deployment.as_ref().and_then(|deployment| deployment.enabled).unwrap_or(true);
+        config.workload_terms =
+            placement::terms(object.spec.workloads.as_ref().and_then(|workloads| workloads.node_placement.as_ref()));
+        config.request_limits = RequestLimits::read(from);
         config.overlay_developer(from)?;
         config.overlay_machine(from)?;
         config.overlay_network(from)?;

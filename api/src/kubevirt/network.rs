@@ -19,7 +19,7 @@ pub struct NetworkConfiguration {
     /// Permit bridge binding on the pod network; default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_bridge_interface_on_pod_network: Option<bool>,
-    /// No longer supported; rejected.
+    /// No effect: no longer supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permit_slirp_interface: Option<bool>,
 }

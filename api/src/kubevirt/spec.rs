@@ -53,7 +53,7 @@ pub struct KubeVirtSpec {
     /// Tag of component images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_tag: Option<String>,
-    /// Placement of virt-api and virt-controller.
+    /// No effect: the chart places virt-api and virt-controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infra: Option<ComponentConfig>,
     /// Service account of the monitoring system.
@@ -84,7 +84,7 @@ pub struct KubeVirtSpec {
     /// Updates of launchers of running VMIs.
     #[serde(default)]
     pub workload_update_strategy: KubeVirtWorkloadUpdateStrategy,
-    /// Placement of virt-handler.
+    /// Nodes for VMIs that start, by `nodePlacement`. The chart places virt-handler.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workloads: Option<ComponentConfig>,
 }

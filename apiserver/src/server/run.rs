@@ -91,7 +91,7 @@ pub async fn run(port: u16, verbosity: Verbosity) -> Result<(), StartError> {
     let namespace = client::install_namespace();
     let client = client::connect().await?;
     let config = config::follow(client.clone(), &namespace, &spawner);
-    follow_verbosity(config.clone(), verbosity, &spawner);
+    follow_settings(config.clone(), verbosity, &spawner);
     let identity = Identity::follow(client.clone(), &namespace, api::tls::API_SERVER_SECRET, &spawner);
     let client_identity = Identity::follow(client.clone(), &namespace, api::tls::API_CLIENT_SECRET, &spawner);
     let roots = Roots::follow(client.clone(), &namespace, api::tls::CA_CONFIG_MAP, api::tls::CA_BUNDLE_KEY, &spawner);
@@ -187,11 +187,14 @@ pub fn allow_open_files() {
     }
 }
 
-fn follow_verbosity(mut config: ConfigHandle, verbosity: Verbosity, tasks: &Spawner) {
-    tasks.spawn("verbosity", async move {
+/// Follows the settings of the process itself: verbosity of the log, limit of requests.
+fn follow_settings(mut config: ConfigHandle, verbosity: Verbosity, tasks: &Spawner) {
+    tasks.spawn("settings", async move {
         loop {
             config.changed().await;
-            let level = config.current().verbosity(component::VIRT_API, None);
+            let current = config.current();
+            client::limit_requests(current.request_limit(component::VIRT_API));
+            let level = current.verbosity(component::VIRT_API, None);
             verbosity.set(u32::try_from(level).unwrap_or(u32::MAX));
         }
     });

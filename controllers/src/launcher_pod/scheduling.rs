@@ -138,6 +138,7 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
     if selector.node_selector_terms.is_empty() {
         selector.node_selector_terms.push(NodeSelectorTerm::default());
     }
+    selector.node_selector_terms = both(&selector.node_selector_terms, &inputs.config.workload_terms);
     for term in &mut selector.node_selector_terms {
         term.match_expressions.get_or_insert_with(Vec::new).extend(required.iter().cloned());
     }
@@ -155,4 +156,22 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
         },
     );
     affinity
+}
+
+/// Returns the terms of which a node matches one if it matches one of each list. An empty second list matches every node.
+fn both(terms: &[NodeSelectorTerm], others: &[NodeSelectorTerm]) -> Vec<NodeSelectorTerm> {
+    if others.is_empty() {
+        return terms.to_vec();
+    }
+    let joined = |one: &Option<Vec<NodeSelectorRequirement>>, other: &Option<Vec<NodeSelectorRequirement>>| {
+        let all: Vec<_> = [one, other].into_iter().flatten().flatten().cloned().collect();
+        (!all.is_empty()).then_some(all)
+    };
+    let pairs = terms.iter().flat_map(|term| others.iter().map(move |other| (term, other)));
+    pairs
+        .map(|(term, other)| NodeSelectorTerm {
+            match_expressions: joined(&term.match_expressions, &other.match_expressions),
+            match_fields: joined(&term.match_fields, &other.match_fields),
+        })
+        .collect()
 }

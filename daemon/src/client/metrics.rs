@@ -11,11 +11,14 @@ use http::{Method, Request, Response};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 use tower::{Layer, Service};
 
+use super::limit;
+
 /// Metrics of all clients of this process.
 #[derive(Clone)]
 struct RestMetrics {
     requests: IntCounterVec,
     latency: HistogramVec,
+    waits: HistogramVec,
 }
 
 /// Created once: the clients of a process exist before its registry.
@@ -24,9 +27,15 @@ static METRICS: LazyLock<Option<RestMetrics>> = LazyLock::new(|| {
     let latency =
         HistogramOpts::new("kubevirt_rest_client_request_latency_seconds", "Time of requests to the API server")
             .buckets(vec![0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0]);
+    let waits = HistogramOpts::new(
+        "kubevirt_rest_client_rate_limiter_duration_seconds",
+        "Time for which requests waited for the limit of the configuration, where it sets one",
+    )
+    .buckets(prometheus::exponential_buckets(0.001, 2.0, 10).ok()?);
     Some(RestMetrics {
         requests: IntCounterVec::new(requests, &["code", "method", "host", "resource", "verb"]).ok()?,
         latency: HistogramVec::new(latency, &["verb", "url"]).ok()?,
+        waits: HistogramVec::new(waits, &["verb", "url"]).ok()?,
     })
 });
 
@@ -35,6 +44,7 @@ pub(crate) fn register(registry: &Registry) {
     if let Some(metrics) = METRICS.as_ref() {
         let _ = registry.register(Box::new(metrics.requests.clone()));
         let _ = registry.register(Box::new(metrics.latency.clone()));
+        let _ = registry.register(Box::new(metrics.waits.clone()));
     }
 }
 
@@ -135,11 +145,18 @@ where
         let attributes = attributes(request.method(), request.uri().path(), request.uri().query());
         let method = request.method().clone();
         let host = self.host.clone();
-        let started = Instant::now();
+        let path = request.uri().path().to_owned();
+        // Nothing is sent before the future is polled.
         let answer = self.inner.call(request);
         async move {
+            let waited = limit::wait(&path).await;
+            let started = Instant::now();
             let answer = answer.await;
             if let Some(metrics) = METRICS.as_ref() {
+                if let Some(waited) = waited {
+                    let labels = [attributes.verb, attributes.url.as_str()];
+                    metrics.waits.with_label_values(&labels).observe(waited.as_secs_f64());
+                }
                 let code = answer.as_ref().map_or_else(|_| "<error>".to_owned(), |a| a.status().as_u16().to_string());
                 metrics
                     .requests

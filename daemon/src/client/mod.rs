@@ -1,5 +1,6 @@
-//! The client for the Kubernetes API server; `metrics` counts its requests.
+//! The client for the Kubernetes API server; `metrics` counts its requests, and `limit` delays them where the configuration says so.
 
+mod limit;
 pub(crate) mod metrics;
 
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config, client::ClientBuilder};
 
+pub use self::limit::limit_requests;
 use self::metrics::CountLayer;
 
 /// Longest time for a connection to the API server to come up.

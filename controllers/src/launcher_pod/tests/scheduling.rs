@@ -20,6 +20,43 @@ fn required_node_terms_do_not_flip_and_users_terms_are_kept() {
 }
 
 #[test]
+fn placement_of_workloads_restricts_the_users_terms() {
+    let expression = |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+    let schedulable = json!({"key": "kubevirt.io/schedulable", "operator": "Exists"});
+    let users = json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+        {"matchExpressions": [expression("zone", "a")]}, {"matchExpressions": [expression("zone", "b")]},
+    ]}}}});
+    let workloads =
+        json!([{"matchExpressions": [expression("rack", "1")]}, {"matchExpressions": [expression("rack", "2")]}]);
+    let pairs = [("a", "1"), ("a", "2"), ("b", "1"), ("b", "2")];
+    for (affinity, workloads, expected) in [
+        (json!({}), json!([]), vec![vec![]]),
+        (json!({}), workloads.clone(), vec![vec![expression("rack", "1")], vec![expression("rack", "2")]]),
+        (users.clone(), json!([]), vec![vec![expression("zone", "a")], vec![expression("zone", "b")]]),
+        (users, workloads, pairs.map(|(zone, rack)| vec![expression("zone", zone), expression("rack", rack)]).to_vec()),
+    ] {
+        let config = ClusterConfig {
+            workload_terms: serde_json::from_value(workloads.clone()).unwrap(),
+            ..ClusterConfig::default()
+        };
+        let pod = rendered_with(merged(small(), &affinity), &config, NamespaceLimits::default()).unwrap();
+        let selector = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let found = selector["nodeSelectorTerms"].as_array().unwrap().iter();
+        let found: Vec<Vec<Value>> = found
+            .map(|term| {
+                let (ours, own) =
+                    term["matchExpressions"].as_array().unwrap().iter().cloned().partition::<Vec<_>, _>(|one| {
+                        *one == schedulable || one["key"] == "node-labeller.kubevirt.io/obsolete-host-model"
+                    });
+                assert!(ours.contains(&schedulable), "{term}");
+                own
+            })
+            .collect();
+        assert_eq!(found, expected, "{affinity} {workloads}");
+    }
+}
+
+#[test]
 fn cpu_and_machine_type_select_nodes_that_have_them() {
     let features = json!([
         {"name": "vmx"}, {"name": "aes", "policy": "require"}, {"name": "pcid", "policy": "optional"},

@@ -7,6 +7,8 @@ use kube::ResourceExt;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use protocol::{DiskStats, InterfaceStats, MigrationReport, StatsReply, VcpuStats};
 
+use super::gpus::Gpu;
+
 /// Most labels of a VMI that become labels of its metrics.
 const LABELS: usize = 64;
 /// Most file systems of a VMI, and longest text of the guest in a label.
@@ -69,6 +71,15 @@ impl Families {
     pub(super) fn add_syncs(&mut self, vmi: &VirtualMachineInstance, syncs: u64) {
         let labels = vec![label("namespace", &vmi.namespace().unwrap_or_default()), label("name", &vmi.name_any())];
         self.counter("kubevirt_vmi_sync_total", "Decisions about a VMI", labels, syncs as f64);
+    }
+
+    /// Adds the GPUs of a VMI.
+    pub(super) fn add_gpus(&mut self, vmi: &VirtualMachineInstance, node: &str, gpus: &[Gpu<'_>]) {
+        for gpu in gpus {
+            let mut labels = identity(vmi, node);
+            labels.extend([label("pod", gpu.pod), label("resource", gpu.resource), label("uuid", gpu.id)]);
+            self.gauge("kubevirt_vmi_gpu_info", "GPUs of VMIs, by the IDs of their device plugins", labels, 1.0);
+        }
     }
 
     fn counter(&mut self, name: &'static str, help: &'static str, labels: Vec<LabelPair>, value: f64) {

@@ -4,9 +4,11 @@
 //! launchers that did not answer are called last in the next scrape. Scrapes in short succession get the same answer.
 
 mod families;
+mod gpus;
 
 use std::{
     collections::HashSet,
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -21,7 +23,7 @@ use prometheus::{
 
 use protocol::{MigrationReport, StatsRequest};
 
-use self::families::Families;
+use self::{families::Families, gpus::Kubelet};
 use crate::launcher::Launcher;
 
 /// Launchers that are called at a time.
@@ -53,6 +55,7 @@ type Source = dyn Fn() -> Vec<Domain> + Send + Sync;
 pub(crate) struct DomainMetrics {
     source: Arc<Source>,
     node: String,
+    kubelet: Kubelet,
     scrape: Arc<tokio::sync::Mutex<Scrape>>,
     families: Arc<Mutex<Vec<MetricFamily>>>,
 }
@@ -67,9 +70,10 @@ struct Scrape {
 }
 
 impl DomainMetrics {
-    /// Returns a collector for the domains of `source`.
-    pub(crate) fn new(source: impl Fn() -> Vec<Domain> + Send + Sync + 'static, node: String) -> Self {
-        Self { source: Arc::new(source), node, scrape: Arc::default(), families: Arc::default() }
+    /// Returns a collector for the domains of `source`. `kubelet` is kubelet's directory.
+    pub(crate) fn new(source: impl Fn() -> Vec<Domain> + Send + Sync + 'static, node: String, kubelet: &Path) -> Self {
+        let kubelet = Kubelet::new(kubelet);
+        Self { source: Arc::new(source), node, kubelet, scrape: Arc::default(), families: Arc::default() }
     }
 
     /// Collects from all launchers, unless that was just done.
@@ -88,6 +92,12 @@ impl DomainMetrics {
             families.add_syncs(&domain.vmi, domain.syncs);
             if let Some(report) = &domain.migration {
                 families.add_migration(&domain.vmi, &self.node, report);
+            }
+        }
+        if domains.iter().any(|domain| gpus::has_gpus(&domain.vmi)) {
+            let pods = self.kubelet.pods().await;
+            for domain in &domains {
+                families.add_gpus(&domain.vmi, &self.node, &gpus::of(&domain.vmi, &pods));
             }
         }
         let mut answers = std::pin::pin!(
@@ -148,7 +158,7 @@ mod tests {
                 syncs: 7,
             }]
         };
-        let metrics = DomainMetrics::new(source, "n1".into());
+        let metrics = DomainMetrics::new(source, "n1".into(), Path::new("/nonexistent"));
         let registry = prometheus::Registry::new();
         registry.register(Box::new(metrics.clone())).unwrap();
         let shows = |name: &str| registry.gather().iter().any(|family| family.name() == name);
