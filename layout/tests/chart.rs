@@ -34,6 +34,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
         ],
     ),
     ("cAdvisor", &["container_memory_rss", "container_memory_working_set_bytes"]),
+    ("DCGM exporter", &["DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_MEM_COPY_UTIL"]),
     ("kube-apiserver", &["apiserver_request_total", "apiserver_requested_deprecated_apis"]),
 ];
 
