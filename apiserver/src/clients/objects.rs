@@ -108,6 +108,24 @@ pub(crate) fn message(error: &kube::Error) -> String {
     }
 }
 
+/// End of the beginning of a message about a denial, which names the webhook.
+const DENIED: &str = " denied the request: ";
+
+/// Returns the answer to a user whose request led to a failed request to the API server. A denial by admission is answered with its
+/// reason alone.
+pub(crate) fn refusal(error: &kube::Error) -> ApiError {
+    let message = message(error);
+    match error {
+        kube::Error::Api(status) if (400..500).contains(&status.code) => match message.split_once(DENIED) {
+            Some((webhook, reason)) if webhook.starts_with("admission webhook ") => {
+                ApiError::BadRequest(reason.to_owned())
+            }
+            _ => ApiError::Internal(message),
+        },
+        _ => ApiError::Internal(message),
+    }
+}
+
 /// Selects the pods that may be the launcher of a VMI: those with its label, on its node, that have not ended. Users can give
 /// pods the label, but a node admits a limited number. `None`: the VMI has no node.
 fn pod_selector(vmi: &VirtualMachineInstance) -> Option<ListParams> {
@@ -120,6 +138,22 @@ fn pod_selector(vmi: &VirtualMachineInstance) -> Option<ListParams> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn denial_by_admission_is_answered_with_its_reason() {
+        let denied = "admission webhook \"a.kubevirt.io\" denied the request: Cannot migrate VMI";
+        for (code, text, expected) in [
+            (400, denied, ApiError::BadRequest("Cannot migrate VMI".to_owned())),
+            (422, denied, ApiError::BadRequest("Cannot migrate VMI".to_owned())),
+            (500, denied, ApiError::Internal(denied.to_owned())),
+            (403, "pods is forbidden", ApiError::Internal("pods is forbidden".to_owned())),
+            // The text of a user is no denial.
+            (400, "x denied the request: y", ApiError::Internal("x denied the request: y".to_owned())),
+        ] {
+            let status = kube::core::Status::failure(text, "BadRequest").with_code(code);
+            assert_eq!(refusal(&kube::Error::Api(status.boxed())), expected, "{code} {text}");
+        }
+    }
 
     #[test]
     fn launcher_is_selected_on_the_node_of_its_vmi() {

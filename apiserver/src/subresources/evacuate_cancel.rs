@@ -14,7 +14,7 @@ use super::common::{
     specification::{Answer, Specification, VMIS, VMS},
 };
 use crate::{
-    clients::{objects::message, patches},
+    clients::{objects::refusal, patches},
     requests::error::{ApiError, empty_response},
 };
 
@@ -73,7 +73,7 @@ fn decide(vmi: &VirtualMachineInstance, options: &EvacuateCancelOptions) -> Patc
 }
 
 async fn serve(call: Call<'_>, vmi: VirtualMachineInstance, request: Request<Body>) -> Result<Response, ApiError> {
-    let failed = |error: kube::Error| ApiError::Internal(message(&error));
+    let failed = |error: kube::Error| refusal(&error);
     let objects = &call.context.objects;
     let drain_key = call.context.config.current().node_drain_taint_key.clone();
     if !drain_key.is_empty()

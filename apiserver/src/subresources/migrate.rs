@@ -16,7 +16,7 @@ use super::common::{
     vmi_checks::phase,
 };
 use crate::{
-    clients::objects::message,
+    clients::objects::refusal,
     requests::error::{ApiError, Kind, empty_response},
 };
 
@@ -57,7 +57,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
     let migration = decide(&call.object.name, &call.vmi().await?, options)?;
     let params = PostParams { dry_run, ..PostParams::default() };
     let migrations = call.context.objects.migrations(&call.object.namespace);
-    migrations.create(&params, &migration).await.map_err(|error| ApiError::Internal(message(&error)))?;
+    migrations.create(&params, &migration).await.map_err(|error| refusal(&error))?;
     Ok(empty_response(StatusCode::ACCEPTED))
 }
 

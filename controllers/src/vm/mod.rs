@@ -33,7 +33,7 @@ use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
     cdi::DataVolume,
     config::ClusterConfig,
-    constants::{condition, event, finalizer},
+    constants::{condition, event, finalizer, reason},
     owner,
     traceparent::TraceParent,
     vm::status::VirtualMachineStateChangeRequest,
@@ -44,7 +44,7 @@ pub(crate) use self::controller::Vms;
 use self::{chosen::Chosen, data_volumes::DataVolumes, instancetype::Settled, lookup::Lookup, run_strategy::Action};
 use crate::{
     owned_vmis::{adopt, create_vmi, delete_vmi},
-    resources::{claims::CachedClaim, start_revisions::StartRevision},
+    resources::{claims::CachedClaim, pod_warnings, start_revisions::StartRevision},
     runtime::{Decision, Effect, Event, Failure, Kind},
     volume_migration,
 };
@@ -186,9 +186,29 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     if let Some(change) = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))? {
         // Before the VMI is deleted: otherwise a failure would be lost if this process ended now.
         let at = if counts { 0 } else { decision.effects.len() };
+        let change = match warning(vm, &wanted) {
+            Some(event) => change.on_success(event),
+            None => change,
+        };
         decision.effects.insert(at, change);
     }
     Ok(decision)
+}
+
+/// Reasons of the condition Synchronized of which a VMI has events, beside warnings about its pod.
+const WARNINGS: [&str; 4] =
+    [event::FAILED_CREATE, event::FAILED_DATA_VOLUME_IMPORT, event::SYNC_FAILED, reason::FAILED_PVC_NOT_FOUND];
+
+/// Returns the event of a cause that keeps the VMI from running, where it is new or has another text. The VMI has one as well, but
+/// users look at the VM.
+fn warning(former: &VirtualMachine, wanted: &VirtualMachine) -> Option<Event> {
+    let shown = wanted.condition(condition::SYNCHRONIZED).filter(|shown| shown.status == "False")?;
+    if former.condition(condition::SYNCHRONIZED).is_some_and(|former| former.says_same(shown)) {
+        return None;
+    }
+    let name = shown.reason.as_deref()?;
+    let reason = pod_warnings::known(name).or_else(|| WARNINGS.into_iter().find(|known| *known == name))?;
+    Some(Event::warning(Kind::VirtualMachine.reference(&former.metadata), reason, shown.message.clone()?))
 }
 
 /// Emits an event about an error, unless condition Failure shows it already.

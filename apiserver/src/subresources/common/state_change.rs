@@ -33,7 +33,10 @@ use serde_json::{Value, json};
 
 use super::call::Call;
 use crate::{
-    clients::{objects::message, patches},
+    clients::{
+        objects::{message, refusal},
+        patches,
+    },
     requests::error::{ApiError, Kind, empty_response},
 };
 
@@ -221,7 +224,7 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
     if let Some(patch) = plan.vmi {
         patches::send(objects.vmis(namespace), None, name, &params, patch.apply)
             .await
-            .map_err(|error| ApiError::Internal(message(&error)))?;
+            .map_err(|error| refusal(&error))?;
         undo = patch.undo;
     }
     let vms = objects.vms(namespace);
@@ -243,6 +246,6 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
     } else if matches!(&error, kube::Error::Api(status) if status.code == 404) {
         Err(ApiError::not_found(Kind::VirtualMachine, name))
     } else {
-        Err(ApiError::Internal(text))
+        Err(refusal(&error))
     }
 }

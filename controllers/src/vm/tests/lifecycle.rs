@@ -296,6 +296,37 @@ fn running_vm_mirrors_its_vmi_and_is_then_settled() {
 }
 
 #[test]
+fn warning_of_the_vmi_is_an_event_of_the_vm_once() {
+    let event = |vm: &VirtualMachine, vmi: &VirtualMachineInstance| {
+        let effects = decided(vm, Some(vmi)).effects;
+        effects.into_iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::VirtualMachine, options, .. } => {
+                options.success.map(|event| (event.reason, event.message))
+            }
+            _ => None,
+        })
+    };
+    for (reason, expected) in
+        [("FailedMount", true), ("FailedCreate", true), ("ErrImagePull", false), ("", false), ("Other", false)]
+    {
+        let mut vm = with_strategy("Always", &Value::Null);
+        let mut vmi = instance(&vm, "Scheduling");
+        vmi.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
+            {"type": "Synchronized", "status": "False", "reason": reason, "message": "secret \"s\" not found"},
+        ]))
+        .unwrap();
+        let found = event(&vm, &vmi);
+        assert_eq!(
+            found.is_some_and(|found| found == (reason, "secret \"s\" not found".to_owned())),
+            expected,
+            "{reason}"
+        );
+        vm.status = serde_json::from_value(status_patch(&decided(&vm, Some(&vmi)))).unwrap();
+        assert_eq!(decided(&vm, Some(&vmi)), Decision::settled(), "{reason}");
+    }
+}
+
+#[test]
 fn changed_template_requires_a_restart_until_it_is_changed_back() {
     let vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
     let config = ClusterConfig::default();
