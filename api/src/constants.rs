@@ -335,6 +335,8 @@ pub mod condition {
     pub const POD_SCHEDULED: &str = "PodScheduled";
     /// The spec has been applied.
     pub const SYNCHRONIZED: &str = "Synchronized";
+    /// Settings of the KubeVirt object have no effect.
+    pub const SETTINGS_IGNORED: &str = "SettingsIgnored";
     /// Storage is being created.
     pub const PROVISIONING: &str = "Provisioning";
     /// DataVolumes are bound and filled.

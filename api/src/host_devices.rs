@@ -82,12 +82,17 @@ impl UsbHostDevice {
 }
 
 impl PermittedHostDevices {
-    /// Returns true if VMIs may request a resource.
+    /// Returns true if VMIs may request a resource. Mediated devices are not supported yet.
     #[must_use]
     pub fn permits(&self, resource: &str) -> bool {
         self.pci_host_devices.iter().any(|device| device.resource_name == resource)
-            || self.mediated_devices.iter().any(|device| device.resource_name == resource)
             || self.usb.iter().any(|device| device.resource_name == resource)
+    }
+
+    /// Returns true for a resource of mediated devices.
+    #[must_use]
+    pub fn is_mediated(&self, resource: &str) -> bool {
+        self.mediated_devices.iter().any(|device| device.resource_name == resource)
     }
 }
 

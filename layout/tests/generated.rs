@@ -72,6 +72,21 @@ fn decision_records_are_complete_and_listed() {
     check("docs/decisions/README.md", "records", &documents::record_table(&records)).unwrap();
 }
 
+/// Returns a remark about a gate: a feature that is refused, or one that has no switch here.
+fn effect(gate: FeatureGate) -> String {
+    let refused = admission::kinds::kubevirt::refused_feature(gate).map(|feature| format!("refused: {feature}"));
+    refused.unwrap_or_else(|| {
+        let remark = match gate {
+            FeatureGate::LibvirtHooksServerAndClient => {
+                "no effect: virt-launcher changes the definition of a domain before it migrates, without hooks of libvirt"
+            }
+            FeatureGate::VmiMemoryOverheadReport => "no effect: `status.memory.memoryOverhead` is always reported",
+            _ => "",
+        };
+        remark.to_owned()
+    })
+}
+
 #[test]
 fn feature_gates_are_current() {
     let root = root();
@@ -87,9 +102,9 @@ fn feature_gates_are_current() {
         };
         let named = readers.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ");
         let readers = if named.is_empty() { "nothing".to_owned() } else { named };
-        [code(gate.name()), state.to_owned(), readers]
+        [code(gate.name()), state.to_owned(), effect(*gate), readers]
     });
-    check("docs/reference/feature-gates.md", "gates", &table(["gate", "state", "read by"], rows)).unwrap();
+    check("docs/reference/feature-gates.md", "gates", &table(["gate", "state", "remark", "read by"], rows)).unwrap();
 }
 
 #[test]
@@ -111,6 +126,9 @@ fn unsupported_fields_are_current() {
     let rows = admission::kinds::kubevirt::unsupported_fields();
     let rows = rows.into_iter().map(|(field, why)| [code(&field), why.to_owned()]);
     check(document, "kubevirt", &table(["field", "reason"], rows)).unwrap();
+    let rows = admission::kinds::kubevirt::ignored_fields().into_iter();
+    let rows = rows.map(|(field, instead)| [code(field), instead.to_owned()]);
+    check(document, "ignored", &table(["field", "instead, or reason"], rows)).unwrap();
     let rows = fields::ANNOTATIONS.iter().map(|(key, _)| [code(key)]);
     check(document, "annotations", &table(["annotation"], rows)).unwrap();
     let refused = lists::refused_subresources(&root.join("apiserver/src/subresources")).unwrap();

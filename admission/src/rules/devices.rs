@@ -74,10 +74,12 @@ pub(crate) fn validate_permitted(root: &str, spec: &VirtualMachineInstanceSpec, 
     let hosts = hosts.map(|(index, name)| ("HostDevice", "hostDevices", index, name));
     for (type_, list, index, name) in gpus.chain(hosts) {
         let Some(name) = name.as_deref().filter(|name| !name.is_empty() && !permitted.permits(name)) else { continue };
-        errors.invalid(
-            format!("{root}.domain.devices.{list}[{index}].deviceName"),
-            format!("{type_} {name} is not permitted in permittedHostDevices configuration"),
-        );
+        let reason = if permitted.is_mediated(name) {
+            "is a mediated device, which is not supported yet"
+        } else {
+            "is not permitted in permittedHostDevices configuration"
+        };
+        errors.invalid(format!("{root}.domain.devices.{list}[{index}].deviceName"), format!("{type_} {name} {reason}"));
     }
     errors
 }

@@ -31,6 +31,9 @@ pub fn check_configuration(text: &str) -> Result<(), HookError> {
     }
     let Ok(configuration) = serde_json::from_str(text) else { return Ok(()) };
     let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec { configuration, ..KubeVirtSpec::default() });
+    for setting in admission::kinds::kubevirt::ignored_settings(&object.spec) {
+        tracing::warn!("value kubevirt.configuration: without effect: {setting}");
+    }
     let errors = admission::kinds::kubevirt::configuration_errors(&object);
     if errors.is_empty() {
         return Ok(());
@@ -162,10 +165,11 @@ mod tests {
         for text in ["{}", r#"{"memBalloonStatsPeriod": 0}"#, "no JSON", r#"{"memBalloonStatsPeriod": "often"}"#] {
             assert!(check_configuration(text).is_ok(), "{text}");
         }
-        let refusal = check_configuration(r#"{"imagePullPolicy": "Never ever", "ksmConfiguration": {}}"#).unwrap_err();
+        let refusal =
+            check_configuration(r#"{"imagePullPolicy": "Never ever", "hypervisors": [{"name": "xen"}]}"#).unwrap_err();
         let refusal = refusal.to_string();
         assert!(refusal.contains("imagePullPolicy \"Never ever\" is none of"), "{refusal}");
-        assert!(refusal.contains("; spec.configuration.ksmConfiguration is not supported yet"), "{refusal}");
+        assert!(refusal.contains("; spec.configuration.hypervisors is not supported yet"), "{refusal}");
     }
 
     #[test]

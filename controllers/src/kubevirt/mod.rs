@@ -113,6 +113,9 @@ const MANUAL: &str = "Manual";
 /// Reason of the condition for a strategy that is not carried out.
 const ROLES_NOT_MANAGED: &str = "RoleAggregationNotManaged";
 
+/// Reason of the condition about settings without effect.
+const NO_EFFECT: &str = "SettingsWithoutEffect";
+
 const DEPLOYED: &str = "Deployed";
 
 /// Decides on the status.
@@ -145,6 +148,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     let outdated = i32::try_from(observed.outdated_vmis).unwrap_or(i32::MAX);
     status.outdated_virtual_machine_instance_workloads = Some(outdated);
     conditions(&mut status, &missing, &updating, was_deployed, observed);
+    report_ignored(&mut status, observed);
     let roles: Vec<Effect> = observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))).collect();
     let note = if observed.manages_roles {
         remove(&mut status.conditions, condition::SYNCHRONIZED);
@@ -179,6 +183,17 @@ fn deleting(kubevirt: &KubeVirt, now: Timestamp) -> Result<Option<Effect>, serde
     }
     let wanted = KubeVirt { status: Some(status), ..kubevirt.clone() };
     Effect::change(Kind::KubeVirt, kubevirt, &wanted, Some("status"))
+}
+
+/// Lists settings without effect in a condition.
+fn report_ignored(status: &mut KubeVirtStatus, observed: &Observed) {
+    let ignored = admission::kinds::kubevirt::ignored_settings(&observed.kubevirt.spec);
+    if ignored.is_empty() {
+        remove(&mut status.conditions, condition::SETTINGS_IGNORED);
+        return;
+    }
+    let (message, now) = (ignored.join("; "), Time(observed.now));
+    set(&mut status.conditions, Condition::new(condition::SETTINGS_IGNORED, true, NO_EFFECT, &message, &now));
 }
 
 fn is_manual(kubevirt: &KubeVirt) -> bool {

@@ -84,6 +84,26 @@ fn failure_after_deployment_is_degraded_and_stays_deployed() {
 }
 
 #[test]
+fn settings_without_effect_are_listed_until_they_are_removed() {
+    let mut object = kubevirt(json!({}));
+    object.spec = serde_json::from_value(json!({"infra": {"replicas": 3}, "imageTag": "v2"})).unwrap();
+    let status = decided(&object, &workload(1, 1), true).unwrap();
+    let conditions = status["conditions"].as_array().unwrap();
+    let found = conditions.iter().find(|condition| condition["type"] == "SettingsIgnored").unwrap();
+    assert_eq!((&found["status"], &found["reason"]), (&json!("True"), &json!("SettingsWithoutEffect")));
+    assert_eq!(
+        found["message"],
+        "spec.imageTag: use the chart's value image.tag; \
+         spec.infra.replicas: use the chart's values virtApi.replicas and virtController.replicas"
+    );
+    object.status = serde_json::from_value(status).unwrap();
+    assert_eq!(decided(&object, &workload(1, 1), true), None);
+    object.spec = Default::default();
+    let status = decided(&object, &workload(1, 1), true).unwrap();
+    assert!(!status.to_string().contains("SettingsIgnored"), "{status}");
+}
+
+#[test]
 fn deleted_installation_reports_it_and_then_settles() {
     let before = json!({"phase": "Deployed", "conditions": [{"type": "Created", "status": "True"}]});
     let mut object = kubevirt(before.clone());

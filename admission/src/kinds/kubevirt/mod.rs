@@ -3,6 +3,7 @@
 
 mod certificates;
 mod host_devices;
+mod ignored;
 mod unsupported;
 
 use api::{
@@ -25,10 +26,28 @@ use crate::{
     rules::scheduling,
 };
 
-/// Returns the unsupported fields of the KubeVirt object with their reasons, for documents.
+/// Returns the refused fields of the KubeVirt object with their reasons, for documents.
 #[must_use]
 pub fn unsupported_fields() -> Vec<(String, &'static str)> {
     unsupported::fields()
+}
+
+/// Returns the fields of the KubeVirt object that are stored without effect, with their reasons, for documents.
+#[must_use]
+pub fn ignored_fields() -> Vec<(&'static str, &'static str)> {
+    ignored::fields()
+}
+
+/// Returns the settings of a KubeVirt object that have no effect, each with its reason.
+#[must_use]
+pub fn ignored_settings(spec: &KubeVirtSpec) -> Vec<String> {
+    ignored::settings(spec)
+}
+
+/// Returns the feature of a gate whose feature is refused, for documents.
+#[must_use]
+pub fn refused_feature(gate: FeatureGate) -> Option<&'static str> {
+    ignored::refused_feature(gate)
 }
 
 const PLURAL: &str = "kubevirts";
@@ -81,7 +100,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     if !context.lookups.list(&known)?.is_empty() {
         return Err(Interrupt::failed(400, "Kubevirt is already created"));
     }
-    Ok(context.decide(configuration_errors(&new), gate_warnings(&new.spec.configuration)))
+    Ok(context.decide(configuration_errors(&new), warnings(&new.spec, &KubeVirtSpec::default())))
 }
 
 /// Serves `/kubevirt-validate-update`.
@@ -136,7 +155,7 @@ pub fn configuration_errors(object: &KubeVirt) -> FieldErrors {
     if let Err(error) = ClusterConfig::from_kubevirt(object) {
         errors.invalid(CONFIGURATION, format!("{CONFIGURATION}: {error}"));
     }
-    unsupported::field_errors(&object.spec, &mut errors);
+    unsupported::field_errors(&object.spec.configuration, &mut errors);
     if let Some(permitted) = &object.spec.configuration.permitted_host_devices {
         host_devices::field_errors(permitted, &mut errors);
     }
@@ -320,15 +339,17 @@ fn validate_seccomp_profile(seccomp: &SeccompConfiguration, errors: &mut FieldEr
     }
 }
 
-fn operator_verbosity(spec: &KubeVirtSpec) -> Option<u64> {
-    spec.configuration.developer_configuration.as_ref()?.log_verbosity.as_ref()?.virt_operator
+/// Returns the warning about a gate that is enabled and whose feature is refused.
+fn refused_gate(gate: FeatureGate) -> Option<String> {
+    let feature = ignored::refused_feature(gate)?;
+    Some(format!("feature gate {gate} has no effect, since its feature is not supported yet: {feature}"))
 }
 
 /// Returns warnings about feature gates that are listed without effect.
 fn gate_warnings(configuration: &KubeVirtConfiguration) -> Vec<String> {
     let (enabled, disabled) = gate_lists(configuration);
     let warning = |(name, enabled): (&String, bool)| match FeatureGate::parse(name) {
-        Some(gate) => gate.warning().or_else(|| unsupported::gate(gate).filter(|_| enabled)),
+        Some(gate) => gate.warning().or_else(|| refused_gate(gate).filter(|_| enabled)),
         None => {
             let nearest = FeatureGate::nearest(name).map(|gate| format!(": did you mean {gate}?"));
             Some(format!("feature gate {name} does not exist and has no effect{}", nearest.unwrap_or_default()))
@@ -344,15 +365,7 @@ pub fn warnings(new: &KubeVirtSpec, old: &KubeVirtSpec) -> Vec<String> {
     if gate_lists(&new.configuration) != gate_lists(&old.configuration) {
         warnings.extend(gate_warnings(&new.configuration));
     }
-    // The chart writes the policy of the components here, and manifests of the reference have it.
-    if new.image_pull_policy != old.image_pull_policy {
-        warnings.push("spec.imagePullPolicy has no effect: the chart's value image.pullPolicy has.".to_owned());
-    }
-    // `virtctl adm log-verbosity --all` sets the levels of all processes of the reference.
-    if operator_verbosity(new).is_some() && operator_verbosity(new) != operator_verbosity(old) {
-        let path = format!("{CONFIGURATION}.developerConfiguration.logVerbosity.virtOperator");
-        warnings.push(format!("{path} has no effect: there is no such process."));
-    }
+    warnings.extend(ignored::warnings(new, old));
     if let Some(devices) = &new.configuration.mediated_devices_configuration {
         let path = "spec.configuration.mediatedDevicesConfiguration";
         if !devices.mediated_devices_types.is_empty() {
@@ -384,11 +397,11 @@ mod tests {
     fn unsupported_configuration_is_refused_by_field() {
         for (configuration, refused) in [
             (json!({}), vec![]),
-            (json!({"ksmConfiguration": {"nodeLabelSelector": {}}}), vec!["spec.configuration.ksmConfiguration"]),
+            (json!({"ksmConfiguration": {"nodeLabelSelector": {}}, "mediatedDevicesConfiguration": {}}), vec![]),
             (
-                json!({"mediatedDevicesConfiguration": {}, "permittedHostDevices": {"usb": [{"resourceName": "stick"}]}}),
+                json!({"hypervisors": [{"name": "xen"}], "permittedHostDevices": {"usb": [{"resourceName": "stick"}]}}),
                 vec![
-                    "spec.configuration.mediatedDevicesConfiguration",
+                    "spec.configuration.hypervisors",
                     "spec.configuration.permittedHostDevices.usb[0].resourceName",
                     "spec.configuration.permittedHostDevices.usb[0].selectors",
                 ],
@@ -421,13 +434,10 @@ mod tests {
     }
 
     #[test]
-    fn pull_policy_without_effect_gets_a_warning() {
-        let spec = |policy: Option<&str>| KubeVirtSpec {
-            image_pull_policy: policy.map(str::to_owned),
-            ..KubeVirtSpec::default()
-        };
-        assert_eq!(warnings(&spec(Some("Always")), &spec(Some("IfNotPresent"))).len(), 1);
-        assert!(warnings(&spec(Some("Always")), &spec(Some("Always"))).is_empty());
+    fn gates_of_unsupported_features_get_a_warning() {
+        let text = refused_gate(FeatureGate::HostDisk).unwrap();
+        assert!(text.ends_with("its feature is not supported yet: host disks"), "{text}");
+        assert_eq!(refused_gate(FeatureGate::NodeRestriction), None);
     }
 
     #[test]
@@ -440,10 +450,8 @@ mod tests {
         let all = json!({"virtAPI": 3, "virtController": 3, "virtHandler": 3, "virtLauncher": 3, "virtOperator": 3});
         assert!(configuration_errors(&KubeVirt::new("kubevirt", spec(all.clone()))).as_slice().is_empty());
         let path = "spec.configuration.developerConfiguration.logVerbosity.virtOperator";
-        let warning = format!("{path} has no effect: there is no such process.");
-        assert_eq!(warnings(&spec(all.clone()), &spec(json!({"virtAPI": 3}))), [warning]);
-        assert!(warnings(&spec(all.clone()), &spec(all.clone())).is_empty());
-        assert!(warnings(&spec(json!({})), &spec(all)).is_empty());
+        let warning = format!("{path} has no effect: there is no such process");
+        assert_eq!(warnings(&spec(all), &spec(json!({"virtAPI": 3}))), [warning]);
     }
 
     #[test]

@@ -237,11 +237,11 @@ fn components_and_roles_follow_the_configuration_and_the_status_reports_what_is_
         followed.and(restored.map(|_| ()))?;
         roles_follow_the_strategy(s).await?;
 
-        let devices = json!({"mediatedDevicesConfiguration": {"mediatedDeviceTypes": ["nvidia-222"]}});
-        let patch = Patch::Merge(json!({"spec": {"configuration": devices}}));
+        let other = json!({"hypervisors": [{"name": "hyperv-direct"}]});
+        let patch = Patch::Merge(json!({"spec": {"configuration": other}}));
         let trial = s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default().dry_run(), &patch).await;
         let refusal = trial.err().context("an unsupported configuration is accepted")?.to_string();
-        ensure!(refusal.contains("mediatedDevicesConfiguration is not supported yet"), "{refusal}");
+        ensure!(refusal.contains("hypervisors is not supported yet"), "{refusal}");
 
         let deployments = s.installation_api("Deployment");
         let replicas = deployments.get("virt-api").await?.data["spec"]["replicas"].clone();

@@ -59,6 +59,7 @@ mod nics;
 mod nics_faults;
 mod owners;
 mod plugin_commands;
+mod platforms;
 mod pods;
 mod pools;
 mod pools_faults;
