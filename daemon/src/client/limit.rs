@@ -13,6 +13,8 @@ use tokio::time::Instant;
 
 /// Longest wait before the limit is looked at again, which can change meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Shortest wait, that of a timer.
+const SHORTEST: Duration = Duration::from_millis(1);
 /// Group of leases in the path of a request.
 const LEASES: &str = "/apis/coordination.k8s.io/";
 
@@ -67,7 +69,8 @@ impl Bucket {
         let left = tokens - 1.0;
         if left < 0.0 {
             self.0 = Some((tokens, now));
-            return Err(Duration::try_from_secs_f64(-left / limit.qps).unwrap_or(LOOK_AGAIN));
+            let pause = Duration::try_from_secs_f64(-left / limit.qps).unwrap_or(LOOK_AGAIN);
+            return Err(pause.max(SHORTEST));
         }
         self.0 = Some((left, now));
         Ok(())
