@@ -31,5 +31,6 @@ mod tree;
 
 pub use build::build;
 pub use error::{Error, Result};
+pub use guests::node;
 pub(crate) use image::EPOCH_TEXT;
 pub use image::{EPOCH, IMAGES, Image, Options, archive_path, resolve};

@@ -45,6 +45,8 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Build the disk of the node in a VM of the test cluster; prints its folder, and those with QEMU and tools, as JSON
+    Node,
     /// Push archives to a registry
     Push {
         /// Registry host and path for the images, such as registry.example.org/ferrovirt
@@ -126,6 +128,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             images::domains::check(&Cache::of_user(), &files)?;
             println!("{} domains are valid and were defined", files.len());
         }
+        Command::Node => println!("{}", images::node::node(&Cache::of_user())?),
         Command::Push { registry, tag, insecure, names } => {
             let mut pushed = 0;
             for name in resolve(&names)? {

@@ -246,16 +246,17 @@ pub fn write_control_plane(plan: &Plan, now: SystemTime) -> Result<()> {
     fs::write(&public, key.public_key_pem()).at("write", public)
 }
 
-/// Creates the certificates of a node in its folder.
+/// Creates the certificates of a node in a folder, with that of the authority.
 ///
 /// # Errors
 /// Fails if the authority cannot be read, a key cannot be generated or a file cannot be written.
-pub fn write_node(plan: &Plan, node: &Node, now: SystemTime) -> Result<()> {
+pub fn write_node(plan: &Plan, node: &Node, folder: &Path, now: SystemTime) -> Result<()> {
     let authority = Authority::load(&plan.pki(), "ca", now)?;
     for (name, subject) in node_subjects(node) {
-        authority.sign(&subject)?.write(&node.folder, name)?;
+        authority.sign(&subject)?.write(folder, name)?;
     }
-    Ok(())
+    let certificate = plan.pki().join("ca.crt");
+    fs::copy(&certificate, folder.join("ca.crt")).at("copy", certificate).map(drop)
 }
 
 #[cfg(test)]
@@ -321,7 +322,7 @@ mod tests {
         write_control_plane(&plan, SystemTime::now()).unwrap();
         let node = plan.node(1);
         fs::create_dir_all(&node.folder).unwrap();
-        write_node(&plan, &node, SystemTime::now()).unwrap();
+        write_node(&plan, &node, &node.folder, SystemTime::now()).unwrap();
         let ca_der = der(&Pair::read(&plan.pki(), "ca").unwrap().certificate);
         let (_, ca) = X509Certificate::from_der(&ca_der).unwrap();
         let der = der(&Pair::read(&node.folder, "kubelet-server").unwrap().certificate);

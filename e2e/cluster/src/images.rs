@@ -14,7 +14,11 @@ use crate::{
     plan::{Node, Plan},
     progress::Progress,
     render::node::CONTAINERD_SOCKET,
+    vm,
 };
+
+/// Archives that the node in a VM does without: importing one takes up to a minute there.
+const NOT_IN_VM: [&str; 3] = ["guest-debian.tar", "guest-tiny-signed.tar", "virt-launcher-debug.tar"];
 
 /// Imports OCI or Docker archives into every running node.
 ///
@@ -27,8 +31,9 @@ pub fn load(plan: &Plan, bin: &Path, files: &[PathBuf], progress: &Progress) -> 
     }
     for file in files {
         let file = fs::canonicalize(file).at("find", file)?;
-        for (node, pid) in &nodes {
-            import(node, *pid, bin, &file)?;
+        let skips = |node: &Node| node.is_vm() && NOT_IN_VM.iter().any(|name| file.ends_with(name));
+        for (node, pid) in nodes.iter().filter(|(node, _)| !skips(node)) {
+            import(plan, node, *pid, bin, &file)?;
         }
         progress.step(format!("loaded {}", file.display()));
     }
@@ -50,13 +55,15 @@ pub fn running_nodes(plan: &Plan) -> Vec<(Node, i32)> {
 /// # Errors
 /// Fails if containerd does not answer.
 pub fn digests(plan: &Plan, bin: &Path) -> Result<BTreeMap<String, String>> {
-    let Some((_, pid)) = running_nodes(plan).into_iter().next() else { return Ok(BTreeMap::new()) };
-    digests_of(pid, bin)
+    let Some((node, pid)) = running_nodes(plan).into_iter().next() else { return Ok(BTreeMap::new()) };
+    digests_of(&node, pid, bin)
 }
 
 /// Returns the digest of each image of a node.
-fn digests_of(pid: i32, bin: &Path) -> Result<BTreeMap<String, String>> {
-    Ok(parse_digests(&run("listing the images", ctr(pid, bin).arg("list"))?))
+fn digests_of(node: &Node, pid: i32, bin: &Path) -> Result<BTreeMap<String, String>> {
+    let table =
+        if node.is_vm() { vm::ctr(pid, &["list"])? } else { run("listing the images", ctr(pid, bin).arg("list"))? };
+    Ok(parse_digests(&table))
 }
 
 /// Returns a command about the images of a node.
@@ -72,19 +79,19 @@ fn ctr(pid: i32, bin: &Path) -> Command {
 /// # Errors
 /// Fails if containerd of the node does not answer. An image that cannot be copied is reported.
 pub(crate) fn copy_to_new(plan: &Plan, node: &Node, pid: i32, bin: &Path, progress: &Progress) -> Result<()> {
-    let present = digests_of(pid, bin)?;
+    let present = digests_of(node, pid, bin)?;
     if present.contains_key(pause::IMAGE) {
         return Ok(());
     }
-    let Some((_, other)) = running_nodes(plan).into_iter().find(|(other, _)| other.name != node.name) else {
+    let Some((first, other)) = running_nodes(plan).into_iter().find(|(other, _)| other.name != node.name) else {
         return Ok(());
     };
     let file = node.folder.join("image.tar");
     // The other node may be a new one of the same `up`, whose containerd does not answer yet: then it has no images.
-    for name in missing(&digests_of(other, bin).unwrap_or_default(), &present) {
+    for name in missing(&digests_of(&first, other, bin).unwrap_or_default(), &present) {
         let step = format!("exporting {name}");
-        let copied =
-            run(&step, ctr(other, bin).arg("export").arg(&file).arg(&name)).and_then(|_| import(node, pid, bin, &file));
+        let copied = run(&step, ctr(other, bin).arg("export").arg(&file).arg(&name))
+            .and_then(|_| import(plan, node, pid, bin, &file));
         progress.step(match copied {
             Ok(()) => format!("{}: copied {name}", node.name),
             Err(error) => format!("{}: cannot copy {name}: {error}", node.name),
@@ -120,7 +127,10 @@ fn parse_digests(table: &str) -> BTreeMap<String, String> {
 ///
 /// # Errors
 /// Fails if the import fails.
-pub fn import(node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
+pub fn import(plan: &Plan, node: &Node, pid: i32, bin: &Path, file: &Path) -> Result<()> {
+    if node.is_vm() {
+        return vm::import(plan, pid, file);
+    }
     let step = format!("importing {} into {}", file.display(), node.name);
     run(&step, ctr(pid, bin).arg("import").arg(file)).map(drop)
 }

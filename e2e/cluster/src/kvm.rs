@@ -62,6 +62,13 @@ pub(crate) fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress:
     Ok(usable)
 }
 
+/// Returns true if a former check on this boot of the host has found that guests run under KVM.
+pub(crate) fn known_usable(plan: &Plan) -> bool {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let known = fs::read_to_string(plan.build().join("kvm.json")).ok();
+    known.and_then(|text| parse_cached(&text, boot.trim())).unwrap_or(false)
+}
+
 fn verdict(usable: bool) -> &'static str {
     if usable { "KVM runs guests" } else { "KVM cannot run guests here: they run under software emulation" }
 }

@@ -1,11 +1,12 @@
 //! A real Kubernetes cluster on one host, for tests and new users.
 //!
 //! A node is a network namespace with its own containerd, kubelet and kube-proxy in separate PID and mount namespaces. The
-//! control plane has another one. The README shows a picture.
+//! control plane has another one. One node can be a VM instead. The README shows a picture.
 //!
 //! [`plan`], [`kubernetes`], [`render`], [`certificates`] and [`pause`] decide and render without changing the host.
 //! [`up`], [`down`] and [`init`] act. [`chart`] checks the chart without a cluster.
 
+mod agent;
 mod archive;
 pub mod audit;
 pub mod certificates;
@@ -36,5 +37,6 @@ pub mod target;
 pub mod uninstall;
 pub mod up;
 pub mod variant;
+pub mod vm;
 
 pub use lock::lock;

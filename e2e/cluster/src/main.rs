@@ -12,7 +12,9 @@ use ferrovirt_e2e_cluster::{
     progress::Progress,
     session, status,
     target::{Target, foreign},
-    uninstall, up, variant,
+    uninstall,
+    up::{self, Size},
+    variant, vm,
 };
 
 /// A real Kubernetes cluster on this host, for tests and new users.
@@ -35,11 +37,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Action {
     /// Brings the cluster up or adds nodes to it; does nothing if it is up
-    Up {
-        /// Minimum number of nodes
-        #[arg(long, default_value_t = 1)]
-        nodes: u8,
-    },
+    Up(Size),
     /// Removes everything that the cluster created; logs stay in build/cluster
     Down,
     /// Shows the status; fails if the API server is not ready
@@ -69,11 +67,7 @@ enum Action {
     /// Checks and tests the chart's rules for Prometheus; needs no cluster
     CheckRules,
     /// Installs Ferrovirt into the cluster of KUBECONFIG, or into the own one, which is brought up
-    Install {
-        /// Minimum number of nodes of the own cluster
-        #[arg(long, default_value_t = 1)]
-        nodes: u8,
-    },
+    Install(Size),
     /// Uninstalls Ferrovirt; fails if anything but CRDs is left
     Uninstall,
     /// Installs Ferrovirt and runs the example VM
@@ -84,9 +78,8 @@ enum Action {
     },
     /// Installs Ferrovirt, runs a command against the cluster, and removes the cluster if it was not up before
     Run {
-        /// Minimum number of nodes of the own cluster
-        #[arg(long, default_value_t = 1)]
-        nodes: u8,
+        #[command(flatten)]
+        size: Size,
         /// The command
         #[arg(required = true, trailing_var_arg = true)]
         command: Vec<OsString>,
@@ -129,10 +122,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::env::current_dir().context("finding the current folder")?;
     let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
     plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates)?;
-    let uses_target = matches!(
-        arguments.action,
-        Action::Install { .. } | Action::Uninstall | Action::Demo { .. } | Action::Run { .. }
-    );
+    let uses_target =
+        matches!(arguments.action, Action::Install(_) | Action::Uninstall | Action::Demo { .. } | Action::Run { .. });
     if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty())
         && uses_target
         && let Some(kubeconfig) = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from))
@@ -141,9 +132,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("--kubernetes and --feature-gates choose the test cluster, but KUBECONFIG names another: {kubeconfig}");
     }
     match &arguments.action {
-        Action::Up { nodes } => {
+        Action::Up(size) => {
             let _lock = lock(&plan, &progress)?;
-            up::up(&plan, *nodes, &progress)?;
+            up::up(&plan, *size, &progress)?;
         }
         Action::Down => {
             let _lock = lock(&plan, &progress)?;
@@ -193,20 +184,26 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::Exec { node, command } => {
             let namespace = format!("{}-{node}", plan.prefix());
             let pid = host::init_process(&namespace).ok_or_else(|| anyhow!("{node} is not running"))?;
+            if *node == plan.vm_node().name {
+                let command: Vec<_> = command.iter().map(|part| part.to_string_lossy()).collect();
+                print!("{}", vm::command(pid, &command.iter().map(|part| &**part).collect::<Vec<_>>())?);
+                return Ok(ExitCode::SUCCESS);
+            }
             let error = images::enter(pid, ["--mount", "--net", "--uts", "--pid"]).args(command).exec();
             return Err(error).context("starting nsenter");
         }
-        Action::Uninstall => uninstall::uninstall(&Target::ready(&plan, 1, &progress)?, &progress)?,
-        Action::Install { nodes } => {
-            install::install(&plan, &Target::ready(&plan, *nodes, &progress)?, &progress)?;
+        Action::Uninstall => uninstall::uninstall(&Target::ready(&plan, Size::default(), &progress)?, &progress)?,
+        Action::Install(size) => {
+            install::install(&plan, &Target::ready(&plan, *size, &progress)?, &progress)?;
         }
         Action::Demo { nodes } => {
-            let target = Target::ready(&plan, nodes.unwrap_or_else(demo::nodes), &progress)?;
+            let target =
+                Target::ready(&plan, Size { nodes: nodes.unwrap_or_else(demo::nodes), ..Size::default() }, &progress)?;
             install::install(&plan, &target, &progress)?;
             demo::demo(&plan, &target, &progress)?;
         }
-        Action::Run { nodes, command } => {
-            let done = session::run(&plan, *nodes, command, &progress)?;
+        Action::Run { size, command } => {
+            let done = session::run(&plan, *size, command, &progress)?;
             return Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Action::Init { .. } => {}

@@ -13,6 +13,12 @@ use crate::{
 
 /// Maximum number of nodes of a cluster.
 pub const MAX_NODES: u8 = 20;
+/// Name of the node in a VM.
+pub const VM_NODE: &str = "node-vm";
+/// Label of the node in a VM, with the value `true`.
+pub const VM_NODE_LABEL: &str = "test.ferrovirt.io/vm-node";
+/// Its number, which determines its addresses.
+const VM_NUMBER: u8 = MAX_NODES + 1;
 /// Highest instance number of a cluster on one host.
 pub const MAX_INSTANCE: u8 = 9;
 /// The port of the API server.
@@ -253,7 +259,16 @@ impl Plan {
     /// Returns the node with this number, counted from 1.
     #[must_use]
     pub fn node(&self, number: u8) -> Node {
-        let name = format!("node-{number}");
+        self.named_node(number, format!("node-{number}"))
+    }
+
+    /// Returns the node in a VM.
+    #[must_use]
+    pub fn vm_node(&self) -> Node {
+        self.named_node(VM_NUMBER, VM_NODE.to_owned())
+    }
+
+    fn named_node(&self, number: u8, name: String) -> Node {
         Node {
             number,
             namespace: format!("{}-{name}", self.prefix()),
@@ -277,6 +292,10 @@ impl Plan {
     /// Returns the node with this network namespace, if it belongs to this cluster.
     #[must_use]
     pub fn node_of_namespace(&self, namespace: &str) -> Option<Node> {
+        let vm = self.vm_node();
+        if namespace == vm.namespace {
+            return Some(vm);
+        }
         let number = namespace.strip_prefix(&format!("{}-node-", self.prefix()))?.parse().ok()?;
         (1..=MAX_NODES).contains(&number).then(|| self.node(number))
     }
@@ -308,6 +327,12 @@ pub struct Node {
 }
 
 impl Node {
+    /// Returns true for the node in a VM.
+    #[must_use]
+    pub fn is_vm(&self) -> bool {
+        self.number == VM_NUMBER
+    }
+
     /// Returns folders of the node and the host paths over which they are mounted in the node's mount namespace. They give pods
     /// the node's own files in hostPath volumes.
     #[must_use]
@@ -365,7 +390,7 @@ mod tests {
     fn nodes_have_addresses_apart_from_control_plane_and_host() {
         let plan = plan(0);
         let mut seen = vec![plan.control_address(), plan.host_address()];
-        for node in plan.nodes(MAX_NODES) {
+        for node in plan.nodes(MAX_NODES).into_iter().chain([plan.vm_node()]) {
             assert!(!seen.contains(&node.address));
             assert!(plan.node_network().overlaps(&Network { base: node.address, prefix: 32 }));
             assert!(plan.pods().overlaps(&node.pods));
@@ -378,7 +403,7 @@ mod tests {
         for instance in 0..=MAX_INSTANCE {
             assert!(plan(instance).host_link().len() < 16);
             assert!(plan(instance).node(MAX_NODES).link.len() < 16);
-            assert!(plan(instance).node(MAX_NODES).lan_link.len() < 16);
+            assert!(plan(instance).vm_node().lan_link.len() < 16);
         }
     }
 
@@ -399,6 +424,8 @@ mod tests {
     fn nodes_are_found_by_their_namespace_names() {
         let plan = plan(1);
         assert_eq!(plan.node_of_namespace(&plan.node(2).namespace).map(|node| node.number), Some(2));
+        assert!(plan.node_of_namespace("fv1-node-vm").is_some_and(|node| node.is_vm()));
+        assert!(plan.node_of_namespace("fv1-node-21").is_none());
         assert!(plan.node_of_namespace("fv1-control").is_none());
         assert!(plan.node_of_namespace("fv0-node-1").is_none());
         assert!(plan.node_of_namespace("fv1-node-0").is_none());

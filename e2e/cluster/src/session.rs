@@ -12,6 +12,8 @@ use crate::{
     progress::Progress,
     target::{Target, foreign},
     uninstall,
+    up::Size,
+    vm,
 };
 
 /// Installs Ferrovirt, runs the command, and removes everything that was not up before, also after a failure. After a success
@@ -19,15 +21,18 @@ use crate::{
 ///
 /// # Errors
 /// Fails if a step fails.
-pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<bool> {
+pub fn run(plan: &Plan, size: Size, command: &[OsString], progress: &Progress) -> Result<bool> {
     let own = foreign(plan, std::env::var_os("KUBECONFIG").map(Into::into)).is_none();
     let ours_to_remove = own && host::init_process(&plan.control_namespace()).is_none();
-    let result = run_installed(plan, nodes, command, progress).and_then(|(target, succeeded)| {
+    let result = run_installed(plan, size, command, progress).and_then(|(target, succeeded)| {
         if ours_to_remove && succeeded {
             uninstall::uninstall(&target, progress)?;
         }
         Ok(succeeded)
     });
+    if own && !matches!(result, Ok(true)) {
+        vm::keep_state(plan, progress);
+    }
     if ours_to_remove {
         if !matches!(result, Ok(true)) {
             progress.step(format!("failed; the logs of the cluster are in {}", plan.logs().display()));
@@ -38,8 +43,8 @@ pub fn run(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) ->
     result
 }
 
-fn run_installed(plan: &Plan, nodes: u8, command: &[OsString], progress: &Progress) -> Result<(Target, bool)> {
-    let target = Target::ready(plan, nodes, progress)?;
+fn run_installed(plan: &Plan, size: Size, command: &[OsString], progress: &Progress) -> Result<(Target, bool)> {
+    let target = Target::ready(plan, size, progress)?;
     install::install(plan, &target, progress)?;
     let Some((program, arguments)) = command.split_first() else { return Ok((target, true)) };
     let mut command = Command::new(program);

@@ -13,7 +13,7 @@ use crate::{
     lock::lock,
     plan::Plan,
     progress::Progress,
-    up,
+    up::{self, Size},
 };
 
 /// A cluster and the programs to use it.
@@ -34,7 +34,7 @@ impl Target {
     ///
     /// # Errors
     /// Fails if a program is missing or the cluster does not come up.
-    pub fn ready(plan: &Plan, nodes: u8, progress: &Progress) -> Result<Self> {
+    pub fn ready(plan: &Plan, size: Size, progress: &Progress) -> Result<Self> {
         if let Some(kubeconfig) = foreign(plan, std::env::var_os("KUBECONFIG").map(PathBuf::from)) {
             progress.step(format!("using the cluster of KUBECONFIG={}", kubeconfig.display()));
             for tool in ["kubectl", "helm"] {
@@ -46,7 +46,7 @@ impl Target {
             return Ok(Self { kubectl, kubeconfig, own: false, bin: None });
         }
         let _lock = lock(plan, progress)?;
-        up::up(plan, nodes, progress)?;
+        up::up(plan, size, progress)?;
         let bin = components::bin(plan)?;
         let kubeconfig = plan.kubeconfig();
         Ok(Self { kubectl: Kubectl::new(&bin, kubeconfig.clone()), kubeconfig, own: true, bin: Some(bin) })

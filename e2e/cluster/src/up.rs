@@ -21,22 +21,41 @@ use crate::{
     plan::{API_PORT, LAN, LAN_PORT, MAX_NODES, Node, Plan},
     progress::Progress,
     render::{self, Init, kubeconfig::kubeconfig},
-    variant,
+    variant, vm,
 };
 
 /// Time limit for the API server to become ready.
 const API_LIMIT: Duration = Duration::from_secs(90);
 /// Time limit for a node to become ready.
 const NODE_LIMIT: Duration = Duration::from_secs(90);
+/// The same for the node in a VM under emulation.
+const VM_LIMIT: Duration = Duration::from_secs(300);
 /// Polling interval.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Brings the cluster up with at least `count` nodes.
+/// Nodes of a cluster.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Size {
+    /// Minimum number of nodes of the own cluster
+    #[arg(long, default_value_t = 1)]
+    pub nodes: u8,
+    /// Adds the node node-vm: Debian with its kernel, systemd and cgroup v2 in QEMU
+    #[arg(long)]
+    pub vm_node: bool,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self { nodes: 1, vm_node: false }
+    }
+}
+
+/// Brings the cluster up with at least `size.nodes` nodes, and the node in a VM if it is wanted.
 ///
 /// # Errors
 /// Fails if a step fails. The next `up` or `down` cleans up.
-pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
-    if !(1..=MAX_NODES).contains(&count) {
+pub fn up(plan: &Plan, size: Size, progress: &Progress) -> Result<()> {
+    if !(1..=MAX_NODES).contains(&size.nodes) {
         return Err(Error::Refused(format!("--nodes must be between 1 and {MAX_NODES}")));
     }
     deps::check()?;
@@ -62,7 +81,8 @@ pub fn up(plan: &Plan, count: u8, progress: &Progress) -> Result<()> {
         }
         start_control_plane(plan, &bin, &driver, progress)?;
     }
-    let nodes = plan.nodes(count);
+    let mut nodes = plan.nodes(size.nodes);
+    nodes.extend(size.vm_node.then(|| plan.vm_node()));
     for node in &nodes {
         if host::init_process(&node.namespace).is_none() {
             start_node(plan, node, &bin, &driver, progress)?;
@@ -213,39 +233,58 @@ fn prepare_host(node: &Node) -> Result<()> {
 fn start_node(plan: &Plan, node: &Node, bin: &Path, driver: &Path, progress: &Progress) -> Result<()> {
     progress.step(format!("{}: configuration and network", node.name));
     remove_node(node)?;
-    let control = plan.control_namespace();
-    fs::create_dir_all(&node.folder).at("create", &node.folder)?;
-    prepare_host(node)?;
-    certificates::write_node(plan, node, SystemTime::now())?;
-    let kubelet = Pair::read(&node.folder, "kubelet-client")?;
-    write_kubeconfig(plan, &node.folder.join("kubelet.kubeconfig"), &kubelet)?;
-    let proxy = Pair::read(&plan.pki(), "proxy")?;
-    write_kubeconfig(plan, &node.folder.join("kube-proxy.kubeconfig"), &proxy)?;
-    let networks = Pair::read(&plan.pki(), "networks")?;
-    write_kubeconfig(plan, &render::node::networks_kubeconfig(node), &networks)?;
-    let (network, plugins) = (node.folder.join("cni/net.d"), render::node::own_plugins(node));
-    for folder in [&network, &plugins] {
+    fs::create_dir_all(&node.logs).at("create", &node.logs)?;
+    let init = if node.is_vm() {
+        let content = vm::content(node);
+        write_files(plan, node, &content.join("node"), &Path::new(render::vm::DISK).join("bin"), "overlayfs")?;
+        write(&content.join("network"), &node_network(plan, node))?;
+        write(&content.join("nat"), &render::node::nat(plan, node))?;
+        vm::prepare(plan, node, bin, driver, progress)?
+    } else {
+        fs::create_dir_all(&node.folder).at("create", &node.folder)?;
+        prepare_host(node)?;
+        let snapshotter = if overlay_works(&node.folder)? { "overlayfs" } else { "native" };
+        write_files(plan, node, &node.folder, bin, snapshotter)?;
+        render::node::init(plan, node, bin, driver)
+    };
+    pause::write(&node.folder.join("pause.tar"))?;
+    connect(plan, node)?;
+    progress.step(format!("{}: containerd, kubelet, kube-proxy", node.name));
+    start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
+}
+
+/// Writes certificates and configuration of a node to the folder `into`. `bin` is the folder of the components on the node.
+fn write_files(plan: &Plan, node: &Node, into: &Path, bin: &Path, snapshotter: &str) -> Result<()> {
+    let at = |path: PathBuf| path.strip_prefix(&node.folder).map_or(path.clone(), |path| into.join(path));
+    let (network, plugins) = (into.join("cni/net.d"), at(render::node::own_plugins(node)));
+    let registry = at(render::node::registries(node).join(plan.registry()));
+    for folder in [&network, &plugins, &registry] {
         fs::create_dir_all(folder).at("create", folder)?;
     }
+    certificates::write_node(plan, node, into, SystemTime::now())?;
+    let kubelet = Pair::read(into, "kubelet-client")?;
+    write_kubeconfig(plan, &into.join("kubelet.kubeconfig"), &kubelet)?;
+    let proxy = Pair::read(&plan.pki(), "proxy")?;
+    write_kubeconfig(plan, &into.join("kube-proxy.kubeconfig"), &proxy)?;
+    let networks = Pair::read(&plan.pki(), "networks")?;
+    write_kubeconfig(plan, &at(render::node::networks_kubeconfig(node)), &networks)?;
     let plugin = plugins.join(render::node::MORE_NETWORKS);
     write(&plugin, &render::node::more_networks(bin))?;
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).at("make executable", &plugin)?;
     write(&network.join("10-pods.conflist"), &render::node::cni(node))?;
-    write(&node.folder.join("kubelet.yaml"), &render::node::kubelet(plan, node))?;
-    write(&node.folder.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
-    write(&node.folder.join("resolv.conf"), "")?;
-    let snapshotter = if overlay_works(&node.folder)? { "overlayfs" } else { "native" };
-    write(&node.folder.join("containerd.toml"), &render::node::containerd(node, bin, snapshotter))?;
-    let registry = render::node::registries(node).join(plan.registry());
-    fs::create_dir_all(&registry).at("create", &registry)?;
-    write(&registry.join("hosts.toml"), &render::node::registry(plan))?;
-    let image = node.folder.join("pause.tar");
-    pause::write(&image)?;
+    write(&into.join("kubelet.yaml"), &render::node::kubelet(plan, node))?;
+    write(&into.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
+    write(&into.join("resolv.conf"), "")?;
+    write(&into.join("containerd.toml"), &render::node::containerd(node, bin, snapshotter))?;
+    write(&registry.join("hosts.toml"), &render::node::registry(plan))
+}
 
+/// Creates the namespace of a node and connects it with the control plane.
+fn connect(plan: &Plan, node: &Node) -> Result<()> {
     run("creating the node's namespace", &mut program("ip", ["netns", "add", &node.namespace]))?;
     ip(
         "connecting the node",
-        Some(&control),
+        Some(&plan.control_namespace()),
         &format!(
             "link add {link} type veth peer name eth0 netns {namespace}
              link set {link} master br0
@@ -261,29 +300,31 @@ fn start_node(plan: &Plan, node: &Node, bin: &Path, driver: &Path, progress: &Pr
             address = node.address,
         ),
     )?;
-    ip(
-        "configuring the node's network",
-        Some(&node.namespace),
-        &format!(
-            "link set lo up
-             address add {address}/{prefix} dev eth0
-             link set eth0 up
-             route add default via {control}
-             link add {LAN} type bridge
-             link set {LAN_PORT} master {LAN}
-             link set {LAN_PORT} up
-             link set {LAN} up",
-            address = node.address,
-            prefix = plan.node_network().prefix,
-            control = plan.control_address(),
-        ),
-    )?;
+    if node.is_vm() {
+        return ip("connecting the VM", Some(&node.namespace), &render::vm::bridges());
+    }
+    ip("configuring the node's network", Some(&node.namespace), &node_network(plan, node))?;
     let mut nft = program("nsenter", [&format!("--net={}", host::namespace_path(&node.namespace).display())]);
     nft.args(["nft", "-f", "-"]);
-    run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node))?;
-    progress.step(format!("{}: containerd, kubelet, kube-proxy", node.name));
-    let init = render::node::init(plan, node, bin, driver);
-    start_init(&node.namespace, &init, &node.folder, &node.logs.join("init.log"))
+    run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node)).map(drop)
+}
+
+/// Returns `ip` commands that configure the network of a node, inside it.
+fn node_network(plan: &Plan, node: &Node) -> String {
+    format!(
+        "link set lo up
+         address add {address}/{prefix} dev eth0
+         link set eth0 up
+         route add default via {control}
+         link add {LAN} type bridge
+         link set {LAN_PORT} master {LAN}
+         link set {LAN_PORT} up
+         link set {LAN} up
+",
+        address = node.address,
+        prefix = plan.node_network().prefix,
+        control = plan.control_address(),
+    )
 }
 
 /// Returns true if overlayfs works on the file system of a folder.
@@ -362,31 +403,35 @@ fn wait_for_api(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
 /// Completes the set-up that needs the running node and API server, and waits until the node is ready.
 fn finish_node(plan: &Plan, node: &Node, bin: &Path, kubectl: &Kubectl, progress: &Progress) -> Result<()> {
     let name = node.name.as_str();
+    let limit = if node.is_vm() { VM_LIMIT } else { NODE_LIMIT };
     let pid = host::init_process(&node.namespace)
         .ok_or_else(|| Error::Refused(format!("{name} exited{}", log_tail(&node.logs.join("init.log")))))?;
     let containerd = node.logs.join("containerd.log");
     let socket = PathBuf::from(format!("/proc/{pid}/root{}", render::node::CONTAINERD_SOCKET));
     wait(
         &format!("{name}: waiting for containerd"),
-        NODE_LIMIT,
+        limit,
         INTERVAL,
-        || Ok(socket.exists()),
-        || log_tail(&containerd),
+        || {
+            let in_vm = || vm::command(pid, &["test", "-S", render::node::CONTAINERD_SOCKET]).is_ok();
+            Ok(if node.is_vm() { in_vm() } else { socket.exists() })
+        },
+        || if node.is_vm() { log_tail(&node.logs.join("console.log")) } else { log_tail(&containerd) },
     )?;
     // containerd creates its socket before it serves, so the first attempts can fail.
     wait(
         &format!("{name}: importing images"),
-        Duration::from_secs(30),
+        limit,
         INTERVAL,
         || Ok(images::copy_to_new(plan, node, pid, bin, progress).is_ok()),
         || log_tail(&containerd),
     )?;
-    images::import(node, pid, bin, &node.folder.join("pause.tar"))?;
+    images::import(plan, node, pid, bin, &node.folder.join("pause.tar"))?;
     let kubelet = node.logs.join("kubelet.log");
     let range = serde_json::json!({"spec": {"podCIDR": node.pods.to_string(), "podCIDRs": [node.pods.to_string()]}});
     wait(
         &format!("{name}: waiting until it registers"),
-        NODE_LIMIT,
+        limit,
         INTERVAL,
         || {
             let patch = ["patch", "node", name, "--patch", &range.to_string()];
@@ -397,7 +442,7 @@ fn finish_node(plan: &Plan, node: &Node, bin: &Path, kubectl: &Kubectl, progress
     let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
     wait(
         &format!("{name}: waiting until it is ready"),
-        NODE_LIMIT,
+        limit,
         INTERVAL,
         || {
             let ready = kubectl.answer("reading the node", &["get", "node", name, "-o", path])?;

@@ -6,7 +6,7 @@ use super::{
     GuestFile,
     disk::{self, FileSystem},
     grub::Linux,
-    key,
+    install_script, key,
 };
 use crate::{
     cache::Cache,
@@ -57,13 +57,7 @@ const FILES: &[GuestFile] = &[
 
 /// Returns the directory with `disk.qcow2`.
 pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
-    let mut script = String::from("set -e\n");
-    for (path, mode, content) in FILES {
-        let (dir, _) = path.rsplit_once('/').unwrap_or(("", path));
-        script.push_str(&format!("mkdir -p \"$1/{dir}\"\ncat > \"$1/{path}\" <<'END-OF-FILE'\n{content}END-OF-FILE\nchmod {mode:o} \"$1/{path}\"\n"));
-    }
-    script.push_str(guest_file!("debian/customize.sh"));
-    let hooks = [script];
+    let hooks = [install_script(FILES, guest_file!("debian/customize.sh"))];
     let request = Request { variant: Variant::Installed, packages: &PACKAGES, hooks: &hooks };
     let root = packages::root(cache, &request)?;
     let key = key(tools, FILES).with(&root.key).finish();

@@ -80,7 +80,8 @@ pub(super) fn to_qcow2(tools: &Path, raw: &Path, qcow2: &Path) -> Result<()> {
     Ok(())
 }
 
-fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, label: &str, to: &Path) -> Result<()> {
+/// Builds a file system with the content of a directory.
+pub(super) fn make_ext4(tools: &Path, directory: &Path, system: &FileSystem<'_>, label: &str, to: &Path) -> Result<()> {
     let mut command = run::from_root(tools, "usr/sbin/mke2fs");
     command
         .env("SOURCE_DATE_EPOCH", EPOCH.to_string())

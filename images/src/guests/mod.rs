@@ -16,6 +16,7 @@ mod disk;
 mod grub;
 mod kernel;
 mod newc;
+pub mod node;
 mod tiny;
 
 use std::path::Path;
@@ -92,4 +93,14 @@ fn key(tools: &Root, files: &[GuestFile]) -> Key {
         key.add(content);
     }
     key
+}
+
+/// Returns the shell commands that write files of a guest and then run its script, with the root directory as `$1`.
+fn install_script(files: &[GuestFile], script: &str) -> String {
+    let mut text = String::from("set -e\n");
+    for (path, mode, content) in files {
+        let (dir, _) = path.rsplit_once('/').unwrap_or(("", path));
+        text.push_str(&format!("mkdir -p \"$1/{dir}\"\ncat > \"$1/{path}\" <<'END-OF-FILE'\n{content}END-OF-FILE\nchmod {mode:o} \"$1/{path}\"\n"));
+    }
+    text + script
 }

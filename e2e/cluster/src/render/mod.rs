@@ -5,6 +5,7 @@ pub(crate) mod kubeconfig;
 pub(crate) mod manifests;
 pub(crate) mod node;
 pub(crate) mod storage;
+pub(crate) mod vm;
 
 use std::path::{Path, PathBuf};
 
@@ -65,6 +66,13 @@ fn flags(program: PathBuf, flags: &[(&str, String)]) -> Vec<String> {
 /// Returns the flag for feature gates that differ from the defaults.
 fn feature_gates(plan: &Plan) -> Option<String> {
     plan.variant.gates_flag().map(|gates| format!("--feature-gates={gates}"))
+}
+
+/// Adds the members of an object to another.
+fn merge(object: &mut serde_json::Value, more: serde_json::Value) {
+    if let (Some(object), serde_json::Value::Object(more)) = (object.as_object_mut(), more) {
+        object.extend(more);
+    }
 }
 
 fn text(path: &Path) -> String {

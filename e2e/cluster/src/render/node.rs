@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{After, Init, Service, flags, text};
 use crate::{
     pause::IMAGE as PAUSE_IMAGE,
-    plan::{API_PORT, CLUSTER_DOMAIN, Node, Plan},
+    plan::{API_PORT, CLUSTER_DOMAIN, Node, Plan, VM_NODE_LABEL},
 };
 
 /// Socket of containerd inside the node.
@@ -28,15 +28,14 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
         after,
     };
     let containerd = vec![text(&bin.join("containerd")), "--config".into(), folder("containerd.toml")];
-    let kubelet = flags(
-        bin.join("kubelet"),
-        &[
-            ("config", folder("kubelet.yaml")),
-            ("kubeconfig", folder("kubelet.kubeconfig")),
-            ("hostname-override", node.name.clone()),
-            ("node-ip", node.address.to_string()),
-        ],
-    );
+    let label = node.is_vm().then(|| ("node-labels", format!("{VM_NODE_LABEL}=true")));
+    let kubelet_flags = [
+        ("config", folder("kubelet.yaml")),
+        ("kubeconfig", folder("kubelet.kubeconfig")),
+        ("hostname-override", node.name.clone()),
+        ("node-ip", node.address.to_string()),
+    ];
+    let kubelet = flags(bin.join("kubelet"), &kubelet_flags.into_iter().chain(label).collect::<Vec<_>>());
     let proxy = flags(
         bin.join("kube-proxy"),
         &[("config", folder("kube-proxy.yaml")), ("hostname-override", node.name.clone())],
@@ -65,23 +64,18 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
 #[must_use]
 pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
     let folder = |name: &str| text(&node.folder.join(name));
-    super::json_text(&json!({
+    let mut configuration = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
             "anonymous": {"enabled": false},
             "webhook": {"enabled": true},
-            "x509": {"clientCAFile": text(&plan.pki().join("ca.crt"))},
+            "x509": {"clientCAFile": folder("ca.crt")},
         },
         "authorization": {"mode": "Webhook"},
         "tlsCertFile": folder("kubelet-server.crt"),
         "tlsPrivateKeyFile": folder("kubelet-server.key"),
         "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": format!("/{}", node.cgroup),
-        "enforceNodeAllocatable": [],
-        // Many developers' hosts and containers still mount cgroup version 1.
-        "failCgroupV1": false,
         "failSwapOn": false,
         "clusterDNS": [plan.dns_service_address().to_string()],
         "clusterDomain": CLUSTER_DOMAIN,
@@ -99,7 +93,24 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
         "crashLoopBackOff": {"maxContainerRestartPeriod": "5s"},
         "enableProfilingHandler": false,
         "featureGates": plan.variant.feature_gates,
-    }))
+    });
+    let of_host = if node.is_vm() {
+        // A soft taint: VMIs and other pods go to this slow node if they select it.
+        json!({
+            "cgroupDriver": "systemd",
+            "registerWithTaints": [{"key": VM_NODE_LABEL, "value": "true", "effect": "PreferNoSchedule"}],
+        })
+    } else {
+        json!({
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": format!("/{}", node.cgroup),
+            "enforceNodeAllocatable": [],
+            // Many developers' hosts and containers still mount cgroup version 1.
+            "failCgroupV1": false,
+        })
+    };
+    super::merge(&mut configuration, of_host);
+    super::json_text(&configuration)
 }
 
 /// Renders the configuration of kube-proxy.
@@ -206,7 +217,7 @@ oom_score = 0
 
 [plugins.'io.containerd.cri.v1.runtime']
   # Lowering a container's score needs a capability that is missing where the cluster itself runs in a container.
-  restrict_oom_score_adj = true
+  restrict_oom_score_adj = {shares_host}
   # Import pods write block volumes as an unprivileged user.
   device_ownership_from_security_context = true
 
@@ -217,7 +228,7 @@ oom_score = 0
       runtime_type = 'io.containerd.runc.v2'
 
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-        SystemdCgroup = false
+        SystemdCgroup = {vm}
 
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = ['{bin}', '{own}']
@@ -233,6 +244,8 @@ oom_score = 0
     config_path = '{registries}'
 ",
         bin = bin.display(),
+        shares_host = !node.is_vm(),
+        vm = node.is_vm(),
         registries = registries(node).display(),
         own = own_plugins(node).display(),
     )
@@ -284,6 +297,19 @@ mod tests {
         assert_eq!(value["authentication"]["anonymous"]["enabled"], false);
         assert_eq!(value["clusterDNS"][0], "10.212.0.10");
         assert_eq!(value["featureGates"], json!({}));
+    }
+
+    #[test]
+    fn node_in_a_vm_has_the_defaults_of_a_distribution_for_cgroups() {
+        let node = plan().vm_node();
+        let value: serde_json::Value = serde_json::from_str(&kubelet(&plan(), &node)).unwrap();
+        assert_eq!(value["cgroupDriver"], "systemd");
+        for default in ["cgroupRoot", "failCgroupV1", "enforceNodeAllocatable"] {
+            assert!(value[default].is_null(), "{default}");
+        }
+        assert_eq!(value["registerWithTaints"][0]["effect"], "PreferNoSchedule");
+        let text = containerd(&node, Path::new("/opt/bin"), "overlayfs");
+        assert!(text.contains("SystemdCgroup = true") && text.contains("restrict_oom_score_adj = false"));
     }
 
     #[test]
