@@ -180,10 +180,27 @@ versions: images debug-image guests ## Runs a selection of stories on Kubernetes
 	env -u KUBECONFIG $(CLUSTER) run --kubernetes $$version --nodes $(NODES) -- e2e/versions.sh || exit; done
 	env -u KUBECONFIG IMAGE_VOLUMES=off $(CLUSTER) run --kubernetes 1.35 --feature-gates ImageVolume=false -- e2e/versions.sh
 
+# Stories on a node in a VM, for `make node-test` all of e2e/vm-node-stories.txt.
+NODE_STORIES :=
+RUN_NODE = env -u KUBECONFIG $(CLUSTER) run --vm-node -- e2e/node.sh $(NODE_STORIES)
+.PHONY: node-test
+node-test: images guests ## Runs stories on a node in a VM with systemd, cgroup v2 and Debian's kernel, about 60 minutes (NODE_STORIES=names)
+	$(TESTS) --test e2e --no-run
+	@$(AWAIT_AHEAD)
+	$(RUN_NODE)
+
+# One of these stories, which starts a VM and plugs a disk, on every tenth commit by its hash.
+.PHONY: node-smoke
+node-smoke: NODE_STORIES := vm_node::plugged_disk_is_granted_again_after_a_rewrite_of_device_rules
+node-smoke: images guests
+	@commit=$$(git rev-parse HEAD 2>/dev/null | cut -c 1-7); \
+	if test $$((0x$${commit:-1} % 10)) != 0; then echo 'node-smoke: runs on every tenth commit'; exit; fi; \
+	set -x; $(RUN_NODE)
+
 EVERYTHING := ahead lint unit domains e2e
 .PHONY: test
 test: SELECTION = --share
-test: $(EVERYTHING) ## Runs lint, unit tests, cluster up, core stories and a share of the others, cluster down
+test: $(EVERYTHING) node-smoke ## Runs lint, unit tests, cluster up, core stories and a share of the others, cluster down
 
 .PHONY: test-all
 test-all: RENEW_TIMES = 1
@@ -193,7 +210,7 @@ test-all: $(EVERYTHING) ## Runs test with all stories, and renews e2e/story-time
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
-test-long: $(EVERYTHING) csi-sanity rules release-test upgrade-test moving-test guides-test versions ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and csi-sanity, rules, release-test, upgrade-test, moving-test, guides-test and versions
+test-long: $(EVERYTHING) csi-sanity rules release-test upgrade-test moving-test guides-test versions node-test ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and csi-sanity, rules, release-test, upgrade-test, moving-test, guides-test, versions and node-test
 
 # Builds the benchmark.
 .PHONY: benchmark

@@ -1,6 +1,6 @@
 //! The cluster under test and the files of the working tree.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
 use anyhow::{Context, Result};
 use ferrovirt_e2e_cluster::{audit, plan::Plan, target};
@@ -8,9 +8,38 @@ use kube::{
     Client,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use serde_json::{Value, json};
 
 /// Time limit for results that take seconds on an idle host. Stories measure nothing: a stalled host must not fail them.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Returns the label of the nodes that take all VMIs of the stories: `STORY_NODES`, as `KEY=VALUE`.
+pub(crate) fn placement() -> Option<(String, String)> {
+    let label = std::env::var("STORY_NODES").ok()?;
+    label.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
+}
+
+/// Returns a time limit of the stories, multiplied by `STORY_PATIENCE` for slow nodes.
+pub(crate) fn patient(limit: Duration) -> Duration {
+    static FACTOR: LazyLock<u32> =
+        LazyLock::new(|| std::env::var("STORY_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1));
+    limit * *FACTOR
+}
+
+/// Adds [`placement`] to a VM, a VMI or a set of them, unless it selects nodes itself.
+pub(crate) fn place(object: &mut Value) {
+    let Some((key, value)) = placement() else { return };
+    let pointer = match object["kind"].as_str() {
+        Some("VirtualMachineInstance") => "/spec",
+        Some("VirtualMachine" | "VirtualMachineInstanceReplicaSet") => "/spec/template/spec",
+        _ => return,
+    };
+    if let Some(spec) = object.pointer_mut(pointer).and_then(Value::as_object_mut)
+        && !spec.contains_key("nodeSelector")
+    {
+        spec.insert("nodeSelector".to_owned(), json!({key: value}));
+    }
+}
 
 /// Returns the root of the repository.
 #[must_use]

@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use super::served::{Ended, collect};
+use crate::environment::patient;
 
 /// Limit of kept output in bytes.
 const OUTPUT_LIMIT: usize = 256 * 1024;
@@ -80,6 +81,7 @@ impl Console {
     /// # Errors
     /// Fails after the time limit, with the output.
     pub async fn expect_one<'t>(&mut self, texts: &[&'t str], within: Duration) -> Result<(&'t str, String)> {
+        let within = patient(within);
         let deadline = tokio::time::Instant::now() + within;
         let mut buffer = vec![0_u8; 4096];
         loop {
@@ -117,7 +119,7 @@ impl Console {
     /// # Errors
     /// Fails without a prompt in time, or if the password is wrong.
     pub async fn login(&mut self, user: &str, password: &str) -> Result<()> {
-        let deadline = tokio::time::Instant::now() + LOGIN_LIMIT;
+        let deadline = tokio::time::Instant::now() + patient(LOGIN_LIMIT);
         // Enter repeats a prompt from before the console was opened.
         loop {
             self.send("\n").await?;
@@ -131,7 +133,7 @@ impl Console {
         self.send(&format!("{user}\n")).await?;
         self.expect("assword: ", Duration::from_secs(20)).await?;
         // login discards input until it has turned the echo off, after the prompt.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(patient(Duration::from_secs(1))).await;
         self.send(&format!("{password}\n")).await?;
         // Input before the prompt of the shell is lost: login and shell both set up the terminal.
         let (text, _) = self.expect_one(&["# ", "$ ", "incorrect"], Duration::from_secs(60)).await.context("log in")?;

@@ -36,7 +36,7 @@ pub use self::{
     node::{Node, signal},
     streams::OpenStreams,
 };
-use crate::environment::{TIMEOUT, connect};
+use crate::environment::{TIMEOUT, connect, patient};
 
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -186,7 +186,7 @@ impl Story {
             let deleted = self.api(kind).delete_collection(&DeleteParams::background(), &ListParams::default()).await;
             deleted.with_context(|| format!("cannot delete each {kind}"))?;
         }
-        let deadline = Instant::now() + REMOVAL_TIMEOUT;
+        let deadline = Instant::now() + patient(REMOVAL_TIMEOUT);
         loop {
             let left = self.list("vmi", "").await?;
             if left.is_empty() {

@@ -15,7 +15,7 @@ use kube::{
 use serde_json::json;
 
 use super::{Story, diagnosis, pods::exec};
-use crate::environment::{TIMEOUT, registry};
+use crate::environment::{TIMEOUT, patient, placement, registry};
 
 impl Story {
     /// Returns the node of a VMI.
@@ -40,7 +40,8 @@ impl Story {
     /// # Errors
     /// Fails with errors of the API server.
     pub async fn takers(&self) -> Result<Vec<(String, String)>> {
-        let takers = ListParams::default().labels("kubevirt.io/schedulable=true");
+        let placed = placement().map(|(key, value)| format!(",{key}={value}")).unwrap_or_default();
+        let takers = ListParams::default().labels(&format!("kubevirt.io/schedulable=true{placed}"));
         let mut nodes = Vec::new();
         for node in self.cluster_api("Node").list(&takers).await? {
             let taints = node.data["spec"]["taints"].as_array().into_iter().flatten();
@@ -213,7 +214,7 @@ impl Node {
             },
         }))?;
         // The service account of a new namespace is created with a delay.
-        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        let deadline = tokio::time::Instant::now() + patient(TIMEOUT);
         while let Err(error) = pods.create(&Default::default(), &pod).await {
             ensure!(tokio::time::Instant::now() < deadline, "cannot create the node's pod: {error}");
             tokio::time::sleep(Duration::from_millis(250)).await;

@@ -10,7 +10,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{POLL_INTERVAL, Story, kinds::resource};
-use crate::environment::{TIMEOUT, with_images};
+use crate::environment::{TIMEOUT, patient, place, with_images};
 
 impl Story {
     /// Returns the API of a namespaced kind, by its kind or kubectl's short name.
@@ -41,6 +41,7 @@ impl Story {
             serde_saphyr::from_multiple(&with_images(manifest)).context("manifest is not YAML")?;
         for mut value in documents {
             value["metadata"]["namespace"] = json!(self.namespace);
+            place(&mut value);
             let object: DynamicObject = serde_json::from_value(value)?;
             let kind = object.types.as_ref().map(|t| t.kind.clone()).context("manifest without kind")?;
             let mut params = PatchParams::apply("e2e").force();
@@ -60,6 +61,7 @@ impl Story {
     pub async fn dry_run(&self, manifest: &str) -> Result<Value> {
         let mut value: Value = serde_saphyr::from_str(manifest).context("manifest is not YAML")?;
         value["metadata"]["namespace"] = json!(self.namespace);
+        place(&mut value);
         let object: DynamicObject = serde_json::from_value(value)?;
         let kind = object.types.as_ref().map(|t| t.kind.clone()).context("manifest without kind")?;
         let mut params = PatchParams::apply("e2e").force().dry_run();
@@ -85,7 +87,7 @@ impl Story {
     /// # Errors
     /// Fails with the last refusal after [`TIMEOUT`].
     pub async fn apply_when_accepted(&self, manifest: &str) -> Result<()> {
-        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        let deadline = tokio::time::Instant::now() + patient(TIMEOUT);
         while let Err(error) = self.apply(manifest).await {
             if tokio::time::Instant::now() > deadline {
                 return Err(error);
@@ -100,7 +102,7 @@ impl Story {
     /// # Errors
     /// Fails if it is still accepted after [`TIMEOUT`].
     pub async fn refused_soon(&self, manifest: &str) -> Result<String> {
-        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        let deadline = tokio::time::Instant::now() + patient(TIMEOUT);
         loop {
             if let Err(error) = self.dry_run(manifest).await {
                 return Ok(format!("{error:#}"));
@@ -143,6 +145,7 @@ impl Story {
         done: impl Fn(&Value) -> bool,
     ) -> Result<Value> {
         let api = self.api(kind);
+        let within = patient(within);
         let deadline = tokio::time::Instant::now() + within;
         loop {
             let seen = api.get_opt(name).await?.map(serde_json::to_value).transpose()?;
@@ -165,6 +168,7 @@ impl Story {
     /// Fails after the time limit, with the object.
     pub async fn wait_gone(&self, kind: &str, name: &str, within: Duration) -> Result<()> {
         let api = self.api(kind);
+        let within = patient(within);
         let deadline = tokio::time::Instant::now() + within;
         while let Some(object) = api.get_opt(name).await? {
             if tokio::time::Instant::now() > deadline {
@@ -189,6 +193,7 @@ impl Story {
     /// # Errors
     /// Fails after the time limit, with the reasons of the events about the object.
     pub async fn wait_event(&self, name: &str, reason: &str, within: Duration) -> Result<String> {
+        let within = patient(within);
         let deadline = tokio::time::Instant::now() + within;
         loop {
             let events = self.list("Event", "").await?;

@@ -87,6 +87,7 @@ mod traces;
 mod usb;
 mod utility_volumes;
 mod virt_handlers;
+mod vm_node;
 mod volume_migration;
 mod witness;
 mod workload_updates;

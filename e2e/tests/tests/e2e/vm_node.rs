@@ -1,0 +1,263 @@
+//! Stories on the node in a VM, which has systemd, cgroup v2 and a distribution's kernel: `make node-test`. Each prints the
+//! cgroup files of the launcher's container, so that its log shows on which version it ran.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{
+    Console, Story,
+    storage::{Backing, Storage, on_host},
+    story_alone,
+};
+use serde_json::Value;
+
+use crate::{
+    hotplug::{HELPERS, run, wait_phase},
+    live_resize, manifests, virt_handlers,
+};
+
+const MINUTES: Duration = Duration::from_secs(120);
+/// Files of a container's cgroup that the stories print.
+const FILES: &str = "memory.max memory.current cpu.max cpu.weight cpuset.cpus.effective pids.max";
+
+/// Returns name and host name of the node.
+async fn node(s: &Story) -> Result<(String, String)> {
+    let (name, hostname) = s.one_node().await?;
+    ensure!(name == "node-vm", "the stories of the node in a VM run on {name}: use `make node-test`");
+    Ok((name, hostname))
+}
+
+/// Prints and returns the files of the cgroup of the launcher's container `compute`, as lines `FILE VALUE`. Fails on another
+/// version of cgroups than 2.
+async fn cgroup(s: &Story, vmi: &str) -> Result<String> {
+    let (node, _) = node(s).await?;
+    let script = format!(
+        "set -e; {} stat -f /sys/fs/cgroup; stat -f -c %T /sys/fs/cgroup; cd $c; echo cgroup $c; \
+         for f in {FILES}; do echo $f $(cat $f); done",
+        find_cgroup(s, vmi).await?
+    );
+    let files = on_host(s, &node, &script).await?;
+    eprintln!("{files}");
+    ensure!(files.lines().any(|line| line == "cgroup2fs"), "no cgroup v2: {files}");
+    Ok(files)
+}
+
+/// Returns shell commands that set `c` to the cgroup of the container `compute` and `id` to the container's ID.
+async fn find_cgroup(s: &Story, vmi: &str) -> Result<String> {
+    let pod = s.launcher_pod(vmi).await?;
+    let statuses = pod["status"]["containerStatuses"].as_array().context("pod without containers")?;
+    let compute = statuses.iter().find(|status| status["name"] == "compute").context("no container compute")?;
+    let id = compute["containerID"].as_str().and_then(|id| id.split("://").nth(1)).context("no ID")?;
+    Ok(format!("id={id}; c=$(find /sys/fs/cgroup/kubepods.slice -type d -name \"cri-containerd-$id.scope\");"))
+}
+
+/// Returns the value of a file of [`cgroup`].
+fn value<'a>(files: &'a str, file: &str) -> Result<&'a str> {
+    let mut lines = files.lines().filter_map(|line| line.split_once(' '));
+    lines.find(|(name, _)| *name == file).map(|(_, value)| value.trim()).with_context(|| format!("no {file}: {files}"))
+}
+
+async fn logged_in(s: &Story) -> Result<Console> {
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    Ok(console)
+}
+
+fn is_paused(vmi: &Value) -> bool {
+    live_resize::condition(vmi, "Paused").is_some()
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn guest_starts_and_pauses_and_stops() {
+    story_alone("vm-start", async |s| {
+        let (_, hostname) = node(s).await?;
+        s.apply(&manifests::kernel_vm_on(&hostname, "box")).await?;
+        s.wait_running("box").await?;
+        let mut console = logged_in(s).await?;
+        let said = run(&mut console, "uname -s").await?;
+        ensure!(said == "Linux", "{said}");
+        let files = cgroup(s, "box").await?;
+        ensure!(value(&files, "memory.current")?.parse::<u64>()? > 64 << 20, "{files}");
+        s.virt(&["pause", "vmi", "box"]).await?;
+        s.wait("vmi", "box", "be paused", MINUTES, is_paused).await?;
+        s.virt(&["unpause", "vmi", "box"]).await?;
+        s.wait("vmi", "box", "go on", MINUTES, |vmi| !is_paused(vmi)).await?;
+        run(&mut console, "true").await?;
+        console.leave().await?;
+        s.virt(&["stop", "box"]).await?;
+        s.wait_gone("vmi", "box", MINUTES).await
+    });
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn volumes_are_plugged_while_runtime_and_systemd_rewrite_device_rules() {
+    story_alone("vm-hotplug", async |s| {
+        let block = Storage::make(s, "block", Backing::Device).await?;
+        let body = async |_: &Storage| {
+            let files = Storage::make(s, "files", Backing::Directory).await?;
+            files.lend(s, async |files: &Storage| plugged(s, files).await).await
+        };
+        block.lend(s, body).await
+    });
+}
+
+async fn plugged(s: &Story, files: &Storage) -> Result<()> {
+    let (node, hostname) = node(s).await?;
+    let image = format!("truncate -s 8M {0}/disk.img && chown 107:107 {0}/disk.img", files.directory);
+    on_host(s, &node, &image).await?;
+    s.apply(&manifests::kernel_vm_on(&hostname, "box")).await?;
+    s.wait_running("box").await?;
+    let mut console = logged_in(s).await?;
+    run(&mut console, HELPERS).await?;
+    cgroup(s, "box").await?;
+    for round in 0..2 {
+        s.virt(&["addvolume", "box", "--volume-name=block", "--serial=BLOCK"]).await?;
+        wait_phase(s, "block", "Ready").await?;
+        run(&mut console, "comes BLOCK").await?;
+        rewrite_device_program(s, &node).await?;
+        run(&mut console, &format!("echo kept-{round} | dd of=$(disk BLOCK) bs=512 conv=sync,fsync")).await?;
+        s.virt(&["addvolume", "box", "--volume-name=files", "--serial=FILES"]).await?;
+        wait_phase(s, "files", "Ready").await?;
+        run(&mut console, "comes FILES").await?;
+        let kept = run(&mut console, "dd if=$(disk BLOCK) bs=512 count=1 2>/dev/null | tr -d '\\000'").await?;
+        ensure!(kept == format!("kept-{round}"), "{kept:?}");
+        for (volume, serial) in [("block", "BLOCK"), ("files", "FILES")] {
+            s.virt(&["removevolume", "box", &format!("--volume-name={volume}")]).await?;
+            run(&mut console, &format!("goes {serial}")).await?;
+            let gone = |vmi: &Value| !vmi["status"]["volumeStatus"].to_string().contains(volume);
+            s.wait("vmi", "box", "lose the volume", MINUTES, gone).await?;
+        }
+        rewrite_device_program(s, &node).await?;
+    }
+    console.leave().await
+}
+
+/// Lets container runtime and systemd write the device program of the container anew, without the grants of virt-handler.
+async fn rewrite_device_program(s: &Story, node: &str) -> Result<()> {
+    let find = find_cgroup(s, "box").await?;
+    let update = "runc --root /run/containerd/runc/k8s.io update --cpu-share 200 $id";
+    on_host(s, node, &format!("set -e; {find} {update}; systemctl daemon-reload")).await.map(drop)
+}
+
+/// Returns true if processes of the container can open the plugged device.
+async fn opens(s: &Story, node: &str) -> Result<bool> {
+    let find = find_cgroup(s, "box").await?;
+    let open = "p=$(head -n 1 $c/cgroup.procs); echo $$ > $c/cgroup.procs; \
+         dd if=/proc/$p/root/run/kubevirt/hotplug-disks/block of=/dev/null bs=512 count=1 2>&1 || true";
+    let said = on_host(s, node, &format!("{find} {open}")).await?;
+    ensure!(said.contains("copied") || said.contains("Operation not permitted"), "{said}");
+    Ok(said.contains("copied"))
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn plugged_disk_is_granted_again_after_a_rewrite_of_device_rules() {
+    story_alone("vm-grants", async |s| {
+        let block = Storage::make(s, "block", Backing::Device).await?;
+        block.lend(s, async |_: &Storage| granted_again(s).await).await
+    });
+}
+
+async fn granted_again(s: &Story) -> Result<()> {
+    let (node, hostname) = node(s).await?;
+    s.apply(&manifests::kernel_vm_on(&hostname, "box")).await?;
+    s.wait_running("box").await?;
+    cgroup(s, "box").await?;
+    s.virt(&["addvolume", "box", "--volume-name=block", "--serial=BLOCK"]).await?;
+    wait_phase(s, "block", "Ready").await?;
+    ensure!(opens(s, &node).await?, "the launcher's container may not open its device");
+    rewrite_device_program(s, &node).await?;
+    let deadline = tokio::time::Instant::now() + MINUTES;
+    while !opens(s, &node).await? {
+        ensure!(tokio::time::Instant::now() < deadline, "virt-handler does not grant the device again");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn memory_and_processors_change_in_the_cgroup() {
+    story_alone("vm-resize", async |s| {
+        node(s).await?;
+        let limits = "resources: {limits: {memory: 2Gi, cpu: 500m}}\n        firmware:";
+        let vm = live_resize::vm("box", "sockets: 1, maxSockets: 2", ", maxGuest: 2Gi").replace("firmware:", limits);
+        s.apply(&vm).await?;
+        s.wait_running("box").await?;
+        let mut console = logged_in(s).await?;
+        live_resize::run(&mut console, live_resize::READY).await?;
+        let before = cgroup(s, "box").await?;
+        s.virt(&["set", "memory", "box", "--guest=1536Mi", "--wait"]).await?;
+        live_resize::run(&mut console, &live_resize::memory_between(1300, 1536)).await?;
+        // Under KVM, Linux uses the second processor.
+        s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+        let online = "cd /sys/devices/system/cpu; for i in $(seq 40); do [ -e cpu1/online ] && break; sleep 1; done; \
+                      echo 1 > cpu1/online; nproc";
+        ensure!(live_resize::run(&mut console, online).await? == "2", "the guest has one processor");
+        let grown = cgroup(s, "box").await?;
+        s.virt(&["set", "memory", "box", "--guest=1Gi", "--wait"]).await?;
+        live_resize::run(&mut console, &live_resize::memory_between(800, 1024)).await?;
+        console.leave().await?;
+        let is_small = |vmi: &Value| vmi["status"]["memory"]["guestCurrent"] == "1Gi";
+        s.wait("vmi", "box", "have 1Gi", MINUTES, is_small).await?;
+        let number = |files: &str, file: &str| -> Result<u64> {
+            Ok(value(files, file)?.split_whitespace().next().unwrap_or_default().parse()?)
+        };
+        for file in ["memory.max", "cpu.max", "cpu.weight"] {
+            ensure!(number(&grown, file)? > number(&before, file)?, "{file} did not grow:\n{before}{grown}");
+        }
+        let deadline = tokio::time::Instant::now() + MINUTES;
+        while number(&cgroup(s, "box").await?, "memory.max")? >= number(&grown, "memory.max")? {
+            ensure!(tokio::time::Instant::now() < deadline, "memory.max does not shrink");
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn guest_outlives_virt_handler_kubelet_and_containerd() {
+    story_alone("vm-restarts", async |s| {
+        let (node, hostname) = node(s).await?;
+        s.apply(&manifests::kernel_vm_on(&hostname, "box")).await?;
+        s.wait_running("box").await?;
+        let mut console = logged_in(s).await?;
+        let boot = run(&mut console, "cat /proc/sys/kernel/random/boot_id").await?;
+        console.leave().await?;
+        cgroup(s, "box").await?;
+        virt_handlers::replace(s).await?;
+        virt_handlers::serves(s, "box").await?;
+        for unit in ["kubelet", "containerd"] {
+            on_host(s, &node, &format!("systemctl restart --no-block {unit}")).await?;
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            virt_handlers::serves(s, "box").await?;
+        }
+        let mut console = s.console("box")?;
+        console.login_or_shell("root", "ferrovirt").await?;
+        ensure!(run(&mut console, "cat /proc/sys/kernel/random/boot_id").await? == boot, "the guest was restarted");
+        console.leave().await?;
+        cgroup(s, "box").await.map(drop)
+    });
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn vm_is_started_again_after_its_container_was_out_of_memory() {
+    story_alone("vm-oom", async |s| {
+        let (node, hostname) = node(s).await?;
+        s.apply(&manifests::kernel_vm_on(&hostname, "box")).await?;
+        let uid = s.wait_running("box").await?["metadata"]["uid"].clone();
+        logged_in(s).await?.leave().await?;
+        cgroup(s, "box").await?;
+        let find = find_cgroup(s, "box").await?;
+        let events =
+            on_host(s, &node, &format!("{find} echo 40M > $c/memory.max; sleep 3; cat $c/memory.events")).await?;
+        eprintln!("{events}");
+        ensure!(!events.contains("oom_kill 0"), "{events}");
+        let is_new = |vmi: &Value| vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running";
+        s.wait("vmi", "box", "be started again", MINUTES, is_new).await.map(drop)
+    });
+}
