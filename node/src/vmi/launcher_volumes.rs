@@ -10,6 +10,10 @@ use crate::volumes::Volumes;
 /// First and longest pause before failed work is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
+/// Interval at which devices are granted again. With cgroup v2, an update of the container (an in-place resize of the pod) and a
+/// reload of systemd's units write its device program anew, without these devices.
+const GRANT_INTERVAL: Duration = Duration::from_secs(30);
+
 /// The volumes of the launcher, as last observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LauncherVolumes {
@@ -19,6 +23,8 @@ pub(super) struct LauncherVolumes {
     attempts: u32,
     /// Time of the next attempt.
     pub(super) retry_at: Duration,
+    /// Time from which devices are granted again.
+    pub(super) grant_at: Duration,
 }
 
 impl LauncherVolumes {
@@ -32,7 +38,7 @@ impl LauncherVolumes {
         // An attachment pod that becomes ready is not announced.
         let waits_only = volumes.failures.values().all(|failure| failure.waiting);
         let pause = backoff::pause(RETRY, if waits_only { 0 } else { attempts });
-        Self { volumes, attempts, retry_at: now + pause }
+        Self { volumes, attempts, retry_at: now + pause, grant_at: now + GRANT_INTERVAL }
     }
 
     /// Returns an event for each failure that was not there before.

@@ -87,24 +87,24 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
         return None;
     }
     let has = |volume: &str| state.is_some_and(|state| state.volumes.mounted.contains(volume));
-    let attach: Vec<Handover> = entries(vmi)
-        .filter(|entry| is_in_spec(vmi, &entry.name) && !has(&entry.name))
-        .filter_map(|entry| {
-            let (volume, pod) = (entry.name.clone(), source_pod(observed, entry)?.to_owned());
-            Some(Handover { volume, content: content(vmi, entry)?, pod })
-        })
-        .collect();
+    let handovers = entries(vmi).filter(|entry| is_in_spec(vmi, &entry.name)).filter_map(|entry| {
+        let (volume, pod) = (entry.name.clone(), source_pod(observed, entry)?.to_owned());
+        Some(Handover { volume, content: content(vmi, entry)?, pod })
+    });
+    let (present, mut attach): (Vec<_>, Vec<_>) = handovers.partition(|handover| has(&handover.volume));
+    let devices: Vec<_> = present.into_iter().filter(|handover| handover.content == Content::Device).collect();
     let mounted = state.into_iter().flat_map(|state| &state.volumes.mounted);
     let detach: Vec<String> =
         mounted.filter(|volume| !is_in_spec(vmi, volume) && may_detach(observed, volume)).cloned().collect();
-    if state.is_some() && attach.is_empty() && detach.is_empty() {
-        return None;
+    if let (Some(state), true) = (state, attach.is_empty() && detach.is_empty()) {
+        return (!devices.is_empty()).then_some((Work { attach: devices, detach }, state.grant_at));
     }
     let names = attach.iter().map(|handover| &handover.volume).chain(&detach);
     // A volume that was not attempted yet does not wait for those that failed.
     let is_new = |volume: &String| state.is_none_or(|state| !state.volumes.failures.contains_key(volume));
     let has_new = state.is_none() || names.into_iter().any(is_new);
     let at = state.filter(|_| !has_new).map_or(Duration::ZERO, |state| state.retry_at);
+    attach.extend(devices);
     Some((Work { attach, detach }, at))
 }
 

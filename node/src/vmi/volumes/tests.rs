@@ -150,6 +150,19 @@ fn a_new_connection_observes_the_volumes_and_grants_them_again() {
 }
 
 #[test]
+fn devices_are_granted_again_at_intervals_and_with_other_work() {
+    let (raw, data) = (entry("raw", "Ready", POD), entry("data", "Ready", POD));
+    let idle = observed(&["data", "raw"], &[data, raw.clone()], &["data", "raw"], &["data", "raw"]);
+    let (work, when) = plan(&idle).unwrap();
+    let device = Handover { volume: "raw".into(), content: Content::Device, pod: POD.into() };
+    assert_eq!((work.attach, work.detach), (vec![device], vec![]));
+    assert_eq!(when, Duration::from_secs(30));
+    let more = observed(&["data", "raw"], &[entry("data", "Bound", POD), raw], &["raw"], &["raw"]);
+    assert_eq!(planned(&more), Some((vec!["data".to_owned(), "raw".to_owned()], vec![])));
+    assert_eq!(plan(&more).unwrap().1, Duration::ZERO);
+}
+
+#[test]
 fn a_failed_volume_is_repeated_at_growing_intervals_and_delays_no_other() {
     let entries = [entry("data", "Bound", POD), entry("raw", "Bound", POD)];
     let mut observed = observed(&["data"], &entries[..1], &[], &[]);
