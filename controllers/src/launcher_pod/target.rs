@@ -112,9 +112,12 @@ fn node_selector(
 ) -> Result<BTreeMap<String, String>, RenderError> {
     let mut selector = target.migration.spec.added_node_selector.clone();
     selector.extend(of_vmi);
-    let model = inputs.instance.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     // An emulated CPU does not depend on the node.
-    if matches!(model, "" | "host-model") && !inputs.config.use_emulation {
+    if inputs.config.use_emulation {
+        return Ok(selector);
+    }
+    let model = inputs.instance.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
+    if matches!(model, "" | "host-model") {
         selector.extend(host_model(target)?);
     }
     let has_vendor = selector.keys().any(|key| key.starts_with(label::CPU_VENDOR_PREFIX));

@@ -95,7 +95,7 @@ fn target_has_the_cpu_on_which_the_guest_started() {
     let unknown = selector(&CachedPod::default(), &node(&json!({})), &config);
     assert!(matches!(unknown, Err(RenderError::NoHostModel(_))));
     let emulated = ClusterConfig { use_emulation: true, ..ClusterConfig::default() };
-    assert_eq!(selector(&CachedPod::default(), &node(&json!({})), &emulated).unwrap(), json!({arch: "amd64"}));
+    assert_eq!(selector(&CachedPod::default(), &node(&intel()), &emulated).unwrap(), json!({arch: "amd64"}));
 }
 
 #[test]
