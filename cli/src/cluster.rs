@@ -170,6 +170,7 @@ impl ClusterOptions {
 }
 
 /// A client and the namespace that commands use.
+#[derive(Clone)]
 pub(crate) struct Connection {
     pub client: kube::Client,
     pub namespace: String,

@@ -11,7 +11,7 @@ use clap::{
 use crate::{
     cluster::ClusterOptions, console, create, credentials, describe, drain, error::Error, evacuation, examples, expose,
     forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, ssh, support_bundle,
-    top, usb, version, vnc, volumes,
+    top, ui, usb, version, vnc, volumes,
 };
 
 /// Control virtual machines
@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Console(console::ConsoleOptions),
     /// Open the display of a running VMI, or save a screenshot of it
     Vnc(vnc::VncOptions),
+    /// Serve a local page that lists VMs and opens their consoles and displays in the browser
+    Ui(ui::UiOptions),
     /// Start a virtual machine
     Start(lifecycle::StartOptions),
     /// Stop a virtual machine

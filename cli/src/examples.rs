@@ -11,7 +11,7 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by command.
-const EXAMPLES: [(&str, Examples); 48] = [
+const EXAMPLES: [(&str, Examples); 49] = [
     (
         "create",
         &[(
@@ -72,6 +72,13 @@ const EXAMPLES: [(&str, Examples); 48] = [
         ],
     ),
     ("vnc screenshot", &[("Save a screenshot", "vnc screenshot my-vm --file my-vm.png")]),
+    (
+        "ui",
+        &[
+            ("List the VMs of the namespace in the browser", "ui"),
+            ("Print the URL of a page for all namespaces", "ui --all-namespaces --no-open"),
+        ],
+    ),
     (
         "start",
         &[

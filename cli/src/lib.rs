@@ -42,6 +42,7 @@ mod support_bundle;
 mod target;
 mod terminal;
 mod top;
+mod ui;
 mod usb;
 mod version;
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! Connects one local program, such as a VNC viewer or usbredirect, to a stream through a local port.
+//! Connects one local program, such as a VNC viewer or usbredirect, to a stream through a local port, and a page of a browser
+//! through a WebSocket.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{SinkExt, StreamExt};
@@ -18,6 +21,9 @@ use crate::{
 
 /// Largest message of a stream, in bytes.
 const CHUNK: usize = 64 * 1024;
+
+/// Time limit for sending the close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Limits bytes buffered before the local program connects. VNC and usbredir servers send some hundred bytes first.
 const MAX_EARLY: usize = 64 * 1024;
@@ -103,6 +109,46 @@ where
     }
 }
 
+/// Copies between a stream and a page until one side ends. Fails with `why` if the server ends the stream.
+pub(crate) async fn join<S, P>(
+    stream: WebSocketStream<S>,
+    page: &mut WebSocketStream<P>,
+    why: &str,
+) -> Result<(), Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    P: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut to_server, mut from_server) = stream.split();
+    let (mut to_page, mut from_page) = page.split();
+    let up = async {
+        while let Some(Ok(message)) = from_page.next().await {
+            let Message::Binary(mut data) = message else { continue };
+            while !data.is_empty() {
+                let piece = Message::Binary(data.split_to(data.len().min(CHUNK)));
+                let sent = to_server.send(piece).await;
+                sent.map_err(|error| Error::Stream(format!("{why}: {}", lost(&error))))?;
+            }
+        }
+        Ok(())
+    };
+    let down = async {
+        loop {
+            let data = bytes(from_server.next().await, why)?;
+            if !data.is_empty() && to_page.send(Message::Binary(data)).await.is_err() {
+                return Ok(());
+            }
+        }
+    };
+    let done = tokio::select! {
+        done = up => done,
+        done = down => done,
+    };
+    // Sends a close frame if the connection still works.
+    let _ = tokio::time::timeout(CLOSE_TIMEOUT, to_server.close()).await;
+    done
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{DuplexStream, duplex};
@@ -145,5 +191,22 @@ mod tests {
         server.close(Some(CloseFrame { code: CloseCode::Away, reason: "taken".into() })).await.unwrap();
         let error = accept(&listener, &mut stream, "a viewer", "the display was closed").await.err().unwrap();
         assert_eq!(error.to_string(), "the display was closed: taken");
+    }
+
+    #[tokio::test]
+    async fn pages_send_long_messages_in_pieces_and_learn_why_a_stream_ends() {
+        let (_, stream, mut server) = ends().await;
+        let (near, far) = duplex(1 << 20);
+        let mut page = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
+        let mut local = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
+        let joined = tokio::spawn(async move { join(stream, &mut local, "closed").await });
+        page.send(Message::Binary(Bytes::from(vec![7; CHUNK + 1]))).await.unwrap();
+        for length in [CHUNK, 1] {
+            assert_eq!(server.next().await.unwrap().unwrap().len(), length);
+        }
+        server.send(Message::Binary(Bytes::from_static(b"login:"))).await.unwrap();
+        assert_eq!(page.next().await.unwrap().unwrap(), Message::Binary(Bytes::from_static(b"login:")));
+        server.close(Some(CloseFrame { code: CloseCode::Away, reason: "taken".into() })).await.unwrap();
+        assert_eq!(joined.await.unwrap().unwrap_err().to_string(), "closed: taken");
     }
 }

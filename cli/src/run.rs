@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     evacuation, expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
     output::print,
-    permitted_devices, resize, ssh, support_bundle, top, usb, version, vnc, volumes,
+    permitted_devices, resize, ssh, support_bundle, top, ui, usb, version, vnc, volumes,
 };
 
 /// Runs the command that the arguments select. The first argument is the name of the program.
@@ -84,6 +84,7 @@ async fn execute(cli: Cli) -> Result<(), Error> {
                 Command::Set(command) => resize::set(&connection, &command).await,
                 Command::MemoryDump(options) => memory_dump::run(&connection, &options).await,
                 Command::Expose(options) => expose::run(&connection, &options).await,
+                Command::Ui(options) => ui::run(connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
                 Command::Ssh(options) => ssh::run(&connection, &cli.cluster, &options),
                 Command::Scp(options) => ssh::run_scp(&connection, &cli.cluster, &options),

@@ -65,7 +65,7 @@ fn is_former(vmi: &Value, before: Option<&str>) -> bool {
 }
 
 /// Returns true if the object has the condition with status True.
-fn is_true(object: &Value, type_: &str) -> bool {
+pub(crate) fn is_true(object: &Value, type_: &str) -> bool {
     find(object, type_).is_some_and(|condition| condition["status"] == "True")
 }
 
@@ -75,11 +75,21 @@ fn message(condition: &Value) -> Option<String> {
     fields.into_iter().find(|field| field.as_str().is_some_and(|set| !set.is_empty())).map(text)
 }
 
+/// Returns the reason why the last start of a VM failed.
+pub(crate) fn failure(vm: &Value) -> Option<String> {
+    find(vm, condition::FAILURE).filter(|failure| failure["status"] == "True").and_then(message)
+}
+
+/// Returns the reason why the guest of a VMI does not run yet.
+pub(crate) fn obstacle(vmi: &Value) -> Option<String> {
+    let unmet = OBSTACLES.iter().filter_map(|type_| find(vmi, type_)).filter(|one| one["status"] == "False");
+    unmet.filter_map(message).next()
+}
+
 /// Decides how far a start is.
 pub(crate) fn started(name: &str, vm: Option<&Value>, vmi: Option<&Value>, before: Option<&str>) -> Progress {
     let Some(vm) = vm else { return Progress::Failed(format!("VM {name} was deleted")) };
     let strategy = strategy(vm);
-    let failure = || find(vm, condition::FAILURE).filter(|failure| failure["status"] == "True").and_then(message);
     let Some(vmi) = vmi else {
         let is_requested = vm["status"]["stateChangeRequests"].as_array().is_some_and(|all| !all.is_empty());
         if strategy == "Halted" && !is_requested {
@@ -88,7 +98,7 @@ pub(crate) fn started(name: &str, vm: Option<&Value>, vmi: Option<&Value>, befor
         let state = vm["status"]["printableStatus"].as_str().filter(|state| !FORMER.contains(state));
         let state = state.map(|state| format!("the state of VM {name} is {state}"));
         let waiting = || "the VM's controller is about to create the VMI".to_owned();
-        return Progress::Waiting(failure().or(state).unwrap_or_else(waiting));
+        return Progress::Waiting(failure(vm).or(state).unwrap_or_else(waiting));
     };
     if is_former(vmi, before) {
         return Progress::Waiting(ending(vmi));
@@ -104,8 +114,7 @@ pub(crate) fn started(name: &str, vm: Option<&Value>, vmi: Option<&Value>, befor
         }
         phase => {
             let phase = if phase.is_empty() { "Pending" } else { phase };
-            let unmet = OBSTACLES.iter().filter_map(|type_| find(vmi, type_)).filter(|one| one["status"] == "False");
-            let reason = unmet.filter_map(message).next().or_else(failure);
+            let reason = obstacle(vmi).or_else(|| failure(vm));
             Progress::Waiting(reason.map_or_else(|| phase.to_owned(), |reason| format!("{phase}: {reason}")))
         }
     }

@@ -63,7 +63,8 @@ impl Target {
     }
 }
 
-fn is_label(text: &str) -> bool {
+/// Returns true if the text is a valid name of a namespace.
+pub(crate) fn is_label(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 63
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -43,6 +43,11 @@ NOT_EXECUTED = [
         "KUBECONFIG=$HOME/.kube/config REGISTRY=registry.example.com/ferrovirt make e2e",
         "needs a cluster with a registry, and runs all stories",
     ),
+    (
+        "web-console",
+        "ssh -L 8090:127.0.0.1:8090 bastion kubectl virt ui --no-open --port 8090",
+        "needs another host with an SSH server",
+    ),
 ]
 
 
@@ -139,6 +144,11 @@ STEPS = {
     "changing-a-running-vm": {
         "kubectl virt set cpu grows --sockets 2 --wait": Step(before="booted grows"),
         "echo online_movable > /sys/devices/system/memory/auto_online_blocks": Step(run="in_guest grows secret '{}'"),
+    },
+    "web-console": {
+        "kubectl virt ui": Step(run="stays 5 {}", shows="http://127.0.0.1"),
+        "kubectl virt ui --namespace shop --no-open": Step(run="stays 5 {}", shows="http://127.0.0.1"),
+        "kubectl virt ui --all-namespaces --port 8090": Step(run="stays 5 {}", shows="http://127.0.0.1:8090"),
     },
     "migration": {
         "kubectl get vmi mover -o jsonpath='{.status.conditions[?(@.type==\"LiveMigratable\")]}'": Step(

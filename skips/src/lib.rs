@@ -8,6 +8,11 @@ use std::io::Write;
 /// Needs that may be missing where `CI=true`, with the reason.
 pub const ACCEPTED: &[(&str, &str)] = &[
     ("/dev/kvm, for defining domains that use it", "KVM is optional; their XML is still checked by libvirt's schema"),
+    ("node", "nothing else needs Node.js; the story of the web console uses the same modules in a browser"),
+    (
+        "chromium",
+        "the story of the web console is the only one that needs a browser, of which the packages take 300 MB",
+    ),
     ("qemu-img", "stories import images of all formats with that of the image virt-importer"),
     (
         "image volumes that are off",

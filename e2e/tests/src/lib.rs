@@ -10,9 +10,11 @@
 //! storage                       directories and devices of a node for claims
 //! flood                         an attack on the installation
 //! collector  external_metric    receives traces, serves a metric
+//! browser                       pages in Chromium
 //! ```
 
 mod answer;
+mod browser;
 mod collector;
 mod environment;
 mod external_metric;
@@ -24,6 +26,7 @@ mod story;
 pub mod webhook;
 
 pub use answer::Answer;
+pub use browser::{Browser, Tab};
 pub use collector::{CollectedSpan, Collector};
 pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,

@@ -155,4 +155,19 @@ impl Story {
         ensure!(greeting.starts_with(b"RFB 003."), "{:?}", String::from_utf8_lossy(&greeting));
         Ok((plugin, viewer))
     }
+
+    /// Starts `kubectl virt ui` for the namespace of the story. Returns the plugin and the URL that it printed.
+    ///
+    /// # Errors
+    /// Fails if it does not start.
+    pub async fn web_console(&self) -> Result<(Served, String)> {
+        let url = std::cell::RefCell::new(String::new());
+        let port = |line: &str| {
+            let printed = line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1:"))?;
+            url.replace(printed.to_owned());
+            printed.strip_prefix("http://127.0.0.1:")?.split('/').next()?.parse().ok()
+        };
+        let plugin = Served::start(self.virt_command(&["ui", "--no-open"]), port).await?;
+        Ok((plugin, url.into_inner()))
+    }
 }

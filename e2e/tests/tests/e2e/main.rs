@@ -89,5 +89,6 @@ mod utility_volumes;
 mod virt_handlers;
 mod vm_node;
 mod volume_migration;
+mod web_console;
 mod witness;
 mod workload_updates;
