@@ -14,8 +14,7 @@ use crate::{
     Connection, Error,
     error::is_not_found,
     guest::{read, text},
-    object_name,
-    wait,
+    object_name, wait,
 };
 
 /// API of CDI that issues tokens for uploads.

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
 };
 
 use api::config::ClusterConfig;
@@ -11,7 +10,10 @@ use daemon::lock;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Decision, queue::Queue};
+use super::{
+    decision::{Decision, Failure},
+    queue::Queue,
+};
 use crate::cache::{Cache, Cached, Key};
 
 /// A controller: from a changed object to a decision about it. All IO is done by the runtime.
@@ -90,34 +92,6 @@ pub(crate) struct Attempt<'a> {
     pub failure: Option<&'a Failure>,
     /// The current time.
     pub now: Timestamp,
-}
-
-/// A refused write. It is passed to the next decisions about the key until a write for the same reason succeeds or nothing
-/// is left to do. A decision that waits for it sets a wake-up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    /// Reason that the effect names.
-    pub reason: &'static str,
-    /// Message of the API server.
-    pub message: String,
-    /// Earliest time of the next attempt.
-    pub retry_at: Timestamp,
-    /// Refusals in a row.
-    pub attempts: u32,
-}
-
-impl Failure {
-    /// Returns true while the write must not be repeated.
-    #[must_use]
-    pub(crate) fn blocks(&self, now: Timestamp) -> bool {
-        now < self.retry_at
-    }
-
-    /// Returns the time until the write can be repeated.
-    #[must_use]
-    pub(crate) fn remaining(&self, now: Timestamp) -> Duration {
-        Duration::try_from(self.retry_at.duration_since(now)).unwrap_or(Duration::ZERO)
-    }
 }
 
 type Seed = Box<dyn Fn() -> Vec<Key> + Send + Sync>;

@@ -1,10 +1,38 @@
-//! Decisions of controllers.
+//! Decisions of controllers, and the refused writes that they wait for.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{controller::Failure, effect::Effect};
+use super::effect::Effect;
+
+/// A refused write. It is passed to the next decisions about the key until a write for the same reason succeeds or nothing
+/// is left to do. A decision that waits for it sets a wake-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Reason that the effect names.
+    pub reason: &'static str,
+    /// Message of the API server.
+    pub message: String,
+    /// Earliest time of the next attempt.
+    pub retry_at: Timestamp,
+    /// Refusals in a row.
+    pub attempts: u32,
+}
+
+impl Failure {
+    /// Returns true while the write must not be repeated.
+    #[must_use]
+    pub(crate) fn blocks(&self, now: Timestamp) -> bool {
+        now < self.retry_at
+    }
+
+    /// Returns the time until the write can be repeated.
+    #[must_use]
+    pub(crate) fn remaining(&self, now: Timestamp) -> Duration {
+        Duration::try_from(self.retry_at.duration_since(now)).unwrap_or(Duration::ZERO)
+    }
+}
 
 /// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -22,8 +22,8 @@ mod runner;
 mod tests;
 
 pub(crate) use self::{
-    controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
-    decision::Decision,
+    controller::{Attempt, ConfigChange, Controller, Needs, Wake},
+    decision::{Decision, Failure},
     effect::{DataVolumeCreation, Effect, Event, Kind, WriteOptions},
     executor::{Answers, ClaimUser, Executor},
     lease::{Election, Times},

@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Effect,
-    controller::{Attempt, ConfigChange, Controller, Failure, Needs, Wake},
+    Effect, Failure,
+    controller::{Attempt, ConfigChange, Controller, Needs, Wake},
     executor::{Executor, Outcome},
 };
 use crate::cache::Key;

@@ -3,13 +3,14 @@
 //! `/dev/kvm` alone proves little: on some virtualized hosts VMs can be created but no guest kernel makes progress. The check
 //! boots the tiny guest's kernel in a pod under KVM and waits for its first line of output.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use serde_json::json;
 
 use crate::{
     command::wait,
     error::{Error, Result},
+    kvm_result,
     plan::Plan,
     progress::Progress,
     target::Target,
@@ -37,11 +38,8 @@ pub(crate) fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress:
         progress.step("no /dev/kvm: guests run under software emulation");
         return Ok(false);
     }
-    // The result is valid until the host reboots.
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let cached = plan.build().join("kvm.json");
     if target.own
-        && let Some(known) = fs::read_to_string(&cached).ok().and_then(|text| parse_cached(&text, boot.trim()))
+        && let Some(known) = kvm_result::read(plan)
     {
         progress.step(verdict(known));
         return Ok(known);
@@ -56,26 +54,13 @@ pub(crate) fn usable(plan: &Plan, target: &Target, images: Images<'_>, progress:
     let usable = usable?;
     progress.step(verdict(usable));
     if target.own {
-        // Without the cached result the check runs again.
-        let _ = fs::write(cached, json!({"boot": boot.trim(), "usable": usable}).to_string());
+        kvm_result::write(plan, usable);
     }
     Ok(usable)
 }
 
-/// Returns true if a former check on this boot of the host has found that guests run under KVM.
-pub(crate) fn known_usable(plan: &Plan) -> bool {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let known = fs::read_to_string(plan.build().join("kvm.json")).ok();
-    known.and_then(|text| parse_cached(&text, boot.trim())).unwrap_or(false)
-}
-
 fn verdict(usable: bool) -> &'static str {
     if usable { "KVM runs guests" } else { "KVM cannot run guests here: they run under software emulation" }
-}
-
-fn parse_cached(text: &str, boot: &str) -> Option<bool> {
-    let value: serde_json::Value = serde_json::from_str(text).ok()?;
-    (value["boot"].as_str()? == boot).then(|| value["usable"].as_bool()).flatten()
 }
 
 fn manifest(images: Images<'_>) -> String {
@@ -190,14 +175,6 @@ fn try_guest(target: &Target, images: Images<'_>) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn result_is_cached_for_the_same_boot_only() {
-        let text = json!({"boot": "one", "usable": true}).to_string();
-        assert_eq!(parse_cached(&text, "one"), Some(true));
-        assert_eq!(parse_cached(&text, "two"), None);
-        assert_eq!(parse_cached("not json", "one"), None);
-    }
 
     #[test]
     fn check_boots_a_kernel_under_kvm() {

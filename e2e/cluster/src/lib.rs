@@ -25,6 +25,7 @@ pub mod install;
 mod kubectl;
 pub mod kubernetes;
 mod kvm;
+mod kvm_result;
 mod lock;
 mod pause;
 pub mod places;

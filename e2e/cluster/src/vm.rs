@@ -12,7 +12,7 @@ use crate::{
     agent::Agent,
     command::{program, run},
     error::{Error, FileContext, Result},
-    host, kvm,
+    host, kvm_result,
     plan::{Node, Plan},
     progress::Progress,
     render::{self, storage, vm::Files},
@@ -80,8 +80,13 @@ pub(crate) fn prepare(
     let mut create = program_of(&built.tools, "usr/bin/qemu-img");
     create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&base).arg(&overlay);
     run("creating the disk of the node", &mut create)?;
-    let files =
-        Files { qemu: &built.qemu, kernel: &built.node, overlay: &overlay, disk: &disk, kvm: kvm::known_usable(plan) };
+    let files = Files {
+        qemu: &built.qemu,
+        kernel: &built.node,
+        overlay: &overlay,
+        disk: &disk,
+        kvm: kvm_result::read(plan).unwrap_or(false),
+    };
     Ok(render::vm::init(plan, node, bin, &files))
 }
 

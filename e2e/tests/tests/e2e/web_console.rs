@@ -20,8 +20,7 @@ const LIT_ROWS: &str = "(() => {
 fn vm_is_started_used_and_stopped_in_a_browser_and_nobody_else_reaches_the_page() {
     story("web-console", async |s| {
         let Some(mut browser) = Browser::start(&s.namespace)? else {
-            skip("chromium");
-            return Ok(());
+            return skip("chromium");
         };
         let used = use_page(s, &mut browser).await;
         browser.stop().await?;
