@@ -13,17 +13,14 @@ use api::{
 };
 use k8s_openapi::{
     api::core::v1::{
-        Affinity, Capabilities, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
-        NodeSelectorTerm, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec, ResourceRequirements,
-        SELinuxOptions, SeccompProfile, SecurityContext, Toleration, Volume, VolumeDevice, VolumeMount,
+        Affinity, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
+        NodeSelectorTerm, Pod, PodSecurityContext, PodSpec, SELinuxOptions, Toleration, Volume,
     },
-    apimachinery::pkg::{
-        api::resource::Quantity,
-        apis::meta::v1::{ObjectMeta, OwnerReference},
-    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 
 use crate::{
+    pod_parts,
     resources::{
         attachments::VMI_UID,
         claims::CachedClaim,
@@ -34,8 +31,6 @@ use crate::{
 
 /// Prefix of the names of these pods, by which the webhook for evictions selects them.
 pub(crate) const NAME_PREFIX: &str = "hp-volume-";
-/// User and group of the container.
-const UID: i64 = 107;
 /// Volume of the socket and of device nodes.
 const SHARED_VOLUME: &str = "hotplug-disks";
 /// Mount path of [`SHARED_VOLUME`].
@@ -107,13 +102,8 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
             tolerations: Some(tolerations(&spec.tolerations)),
             security_context: Some(PodSecurityContext {
                 // Without OnRootMismatch: root may write an image after the directory got its group.
-                fs_group: Some(UID),
-                run_as_user: Some(UID),
-                run_as_group: Some(UID),
-                run_as_non_root: Some(true),
                 se_linux_options: selinux(inputs),
-                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
-                ..PodSecurityContext::default()
+                ..pod_parts::pod_security()
             }),
             containers: vec![container(inputs)],
             volumes: Some(volumes(inputs)),
@@ -140,63 +130,33 @@ pub(crate) fn render_trigger(inputs: &Inputs<'_>) -> Pod {
 }
 
 fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
-    let shared = Volume {
-        name: SHARED_VOLUME.to_owned(),
-        empty_dir: Some(EmptyDirVolumeSource::default()),
-        ..Volume::default()
-    };
-    let claims = inputs.volumes.iter().map(|volume| Volume {
-        name: volume.name.to_owned(),
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: volume.claim.metadata.name.clone().unwrap_or_default(),
-            read_only: volume.read_only.then_some(true),
-        }),
-        ..Volume::default()
+    let shared = pod_parts::empty_dir(SHARED_VOLUME, EmptyDirVolumeSource::default());
+    let claims = inputs.volumes.iter().map(|volume| {
+        let claim = volume.claim.metadata.name.as_deref().unwrap_or_default();
+        pod_parts::claim(volume.name, claim, volume.read_only)
     });
     [shared].into_iter().chain(claims).collect()
 }
 
 fn container(inputs: &Inputs<'_>) -> Container {
-    let mount = |name: &str, mount_path: String, read_only: bool| VolumeMount {
-        name: name.to_owned(),
-        mount_path,
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    };
-    let mut mounts = vec![mount(SHARED_VOLUME, SHARED_PATH.to_owned(), false)];
+    let mut mounts = vec![pod_parts::mount(SHARED_VOLUME, SHARED_PATH, false)];
     let mut devices = Vec::new();
     for volume in inputs.volumes {
         let name = volume.name;
         if volume.claim.block {
             let uid = volume.claim.metadata.uid.as_deref().unwrap_or_default();
-            let device_path = format!("{SHARED_PATH}/{name}/{uid}");
-            devices.push(VolumeDevice { name: name.to_owned(), device_path });
+            devices.push(pod_parts::device(name, &format!("{SHARED_PATH}/{name}/{uid}")));
         } else {
-            mounts.push(mount(name, format!("{FILE_SYSTEMS}/{name}"), volume.read_only));
+            mounts.push(pod_parts::mount(name, &format!("{FILE_SYSTEMS}/{name}"), volume.read_only));
         }
     }
-    let amounts = |cpu: &str, memory: &str| {
-        let amount = |name: &str, value: &str| (name.to_owned(), Quantity(value.to_owned()));
-        Some(BTreeMap::from([amount("cpu", cpu), amount("memory", memory)]))
-    };
     Container {
         name: component::HOTPLUG_CONTAINER.to_owned(),
         image: Some(inputs.image.to_owned()),
         image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
         command: Some(command(inputs)),
-        security_context: Some(SecurityContext {
-            run_as_user: Some(UID),
-            run_as_group: Some(UID),
-            run_as_non_root: Some(true),
-            allow_privilege_escalation: Some(false),
-            capabilities: Some(Capabilities { add: None, drop: Some(vec!["ALL".to_owned()]) }),
-            ..SecurityContext::default()
-        }),
-        resources: Some(ResourceRequirements {
-            requests: amounts("10m", "2M"),
-            limits: amounts("100m", "80M"),
-            ..ResourceRequirements::default()
-        }),
+        security_context: Some(pod_parts::container_security()),
+        resources: Some(pod_parts::resources(["10m", "2M"], ["100m", "80M"])),
         volume_mounts: Some(mounts),
         volume_devices: (!devices.is_empty()).then_some(devices),
         ..Container::default()

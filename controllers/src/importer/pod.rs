@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use api::{
     cdi::{DataVolume, annotation, data_volume::DataVolumeSourceHttp, label as cdi_label},
-    constants::{NON_ROOT_UID, annotation as pod_annotation, component, label},
+    constants::{annotation as pod_annotation, component, label},
     names,
 };
 use importer::task::{
@@ -16,23 +16,20 @@ use importer::task::{
 };
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, EnvVar, ImageVolumeSource,
-        LocalObjectReference, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-        ResourceRequirements, SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeDevice, VolumeMount,
+        Container, EmptyDirVolumeSource, EnvVar, LocalObjectReference, Pod, PodSecurityContext, PodSpec,
+        SecurityContext, Volume,
     },
-    apimachinery::pkg::{
-        api::resource::Quantity,
-        apis::meta::v1::{ObjectMeta, OwnerReference},
-    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 
 use super::claim;
-use crate::resources::claims::CachedClaim;
+use crate::{
+    pod_parts::{self, device, mount},
+    resources::claims::CachedClaim,
+};
 
 /// Beginning of the names of import pods.
 const PREFIX: &str = "importer-";
-/// User and group of the pod, as of virt-launcher, which reads the disks.
-const UID: i64 = NON_ROOT_UID as i64;
 /// Folder of the Secrets with headers.
 const HEADERS_DIR: &str = "/headers";
 /// Longest task. Linux limits a variable to 128 KiB.
@@ -110,13 +107,8 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, String> {
             // The images are built for it.
             node_selector: Some(map([("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")])),
             security_context: Some(PodSecurityContext {
-                fs_group: Some(UID),
                 fs_group_change_policy: Some("OnRootMismatch".to_owned()),
-                run_as_user: Some(UID),
-                run_as_group: Some(UID),
-                run_as_non_root: Some(true),
-                seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None }),
-                ..PodSecurityContext::default()
+                ..pod_parts::pod_security()
             }),
             containers: vec![container(inputs)?],
             volumes: Some(volumes(inputs)),
@@ -152,13 +144,6 @@ fn metadata(inputs: &Inputs<'_>) -> ObjectMeta {
 }
 
 fn container(inputs: &Inputs<'_>) -> Result<Container, String> {
-    let mount = |name: &str, mount_path: &str, read_only: bool| VolumeMount {
-        name: name.to_owned(),
-        mount_path: mount_path.to_owned(),
-        read_only: read_only.then_some(true),
-        ..VolumeMount::default()
-    };
-    let device = |name: &str, path: &str| VolumeDevice { name: name.to_owned(), device_path: path.to_owned() };
     let (mut mounts, mut devices) = (Vec::new(), Vec::new());
     if inputs.claim.block {
         devices.push(device("data", BLOCK_DEVICE))
@@ -178,11 +163,6 @@ fn container(inputs: &Inputs<'_>) -> Result<Container, String> {
             mounts.extend(headers.map(|(name, path)| mount(&name, &path, true)));
         }
     }
-    let amounts = |cpu: &str, memory: &str| {
-        Some(BTreeMap::from(
-            [("cpu", cpu), ("memory", memory)].map(|(name, value)| (name.to_owned(), Quantity(value.to_owned()))),
-        ))
-    };
     Ok(Container {
         name: component::IMPORT_CONTAINER.to_owned(),
         image: Some(inputs.image.to_owned()),
@@ -190,19 +170,10 @@ fn container(inputs: &Inputs<'_>) -> Result<Container, String> {
         command: Some(vec!["/usr/bin/virt-importer".to_owned()]),
         env: Some(vec![EnvVar { name: TASK_VARIABLE.to_owned(), value: Some(task(inputs)?), value_from: None }]),
         security_context: Some(SecurityContext {
-            run_as_user: Some(UID),
-            run_as_group: Some(UID),
-            run_as_non_root: Some(true),
-            allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities { add: None, drop: Some(vec!["ALL".to_owned()]) }),
-            ..SecurityContext::default()
+            ..pod_parts::container_security()
         }),
-        resources: Some(ResourceRequirements {
-            requests: amounts("100m", "60M"),
-            limits: amounts("2", "600M"),
-            ..ResourceRequirements::default()
-        }),
+        resources: Some(pod_parts::resources(["100m", "60M"], ["2", "600M"])),
         volume_mounts: (!mounts.is_empty()).then_some(mounts),
         volume_devices: (!devices.is_empty()).then_some(devices),
         ..Container::default()
@@ -220,36 +191,23 @@ fn header(index: usize) -> (String, String) {
 }
 
 fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
-    let named = |name: &str| Volume { name: name.to_owned(), ..Volume::default() };
-    let claim = |name: &str, claim: &CachedClaim, read_only: bool| Volume {
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: claim.metadata.name.clone().unwrap_or_default(),
-            read_only: read_only.then_some(true),
-        }),
-        ..named(name)
+    let claim = |name: &str, claim: &CachedClaim, read_only: bool| {
+        pod_parts::claim(name, claim.metadata.name.as_deref().unwrap_or_default(), read_only)
     };
-    let secret = |name: &str, secret: &str| Volume {
-        secret: Some(SecretVolumeSource { secret_name: Some(secret.to_owned()), ..SecretVolumeSource::default() }),
-        ..named(name)
-    };
+    let secret = |name: &str, secret: &String| pod_parts::secret(name, Some(secret.clone()), None);
     let mut volumes = vec![claim("data", inputs.claim, false)];
     match &inputs.content {
         Content::Blank => {}
-        Content::Registry(image, _) => volumes.push(Volume {
-            image: Some(ImageVolumeSource { reference: Some((*image).to_owned()), pull_policy: None }),
-            ..named("image")
-        }),
+        Content::Registry(image, _) => volumes.push(pod_parts::image("image", image, None)),
         // kubelet mounts it read-only, and storage that can attaches it so.
         Content::Claim(source) => volumes.push(claim("source", source, true)),
         Content::Http(http) => {
             let size = claim::requested(&inputs.claim.requests).unwrap_or_default();
             let limit = api::quantity::bytes(size.saturating_add(SCRATCH_EXTRA));
             let scratch = EmptyDirVolumeSource { size_limit: Some(limit), ..EmptyDirVolumeSource::default() };
-            volumes.push(Volume { empty_dir: Some(scratch), ..named("scratch") });
-            volumes.extend(given(http.cert_config_map.as_ref()).map(|name| Volume {
-                config_map: Some(ConfigMapVolumeSource { name: name.clone(), ..ConfigMapVolumeSource::default() }),
-                ..named("certs")
-            }));
+            volumes.push(pod_parts::empty_dir("scratch", scratch));
+            let certs = given(http.cert_config_map.as_ref()).map(|name| pod_parts::config_map("certs", name, None));
+            volumes.extend(certs);
             volumes.extend(given(http.secret_ref.as_ref()).map(|name| secret("secret", name)));
             let headers = http.secret_extra_headers.iter().enumerate();
             volumes.extend(headers.map(|(index, name)| secret(&header(index).0, name)));

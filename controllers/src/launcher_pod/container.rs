@@ -13,7 +13,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::{Inputs, LAUNCHER_UID, RenderError, resources::PodResources, some, volumes::Mounts};
+use super::{Inputs, RenderError, resources::PodResources, some, volumes::Mounts};
+use crate::pod_parts;
 
 /// Seconds before the first probe, added to the requested delay.
 const PROBE_DELAY: i32 = 10;
@@ -47,15 +48,11 @@ pub(super) fn compute(
         readiness_probe: spec.readiness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
         liveness_probe: spec.liveness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
         security_context: Some(SecurityContext {
-            run_as_user: Some(LAUNCHER_UID),
-            run_as_group: Some(LAUNCHER_UID),
-            run_as_non_root: Some(true),
-            allow_privilege_escalation: Some(false),
             capabilities: Some(Capabilities {
                 add: Some(vec!["NET_BIND_SERVICE".to_owned()]),
                 drop: Some(vec!["ALL".to_owned()]),
             }),
-            ..SecurityContext::default()
+            ..pod_parts::container_security()
         }),
         resources: Some(resources.requirements),
         volume_mounts: some(mounts.mounts.clone()),

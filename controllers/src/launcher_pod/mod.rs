@@ -35,12 +35,13 @@ pub(crate) use self::networks::network_request;
 pub(crate) use self::requirements::{required_labels, with_unoffered};
 pub(crate) use self::target::{Target, is_target_of, render_target};
 pub(crate) use self::temporary::render_temporary;
-use crate::resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources};
+use crate::{
+    pod_parts,
+    resources::{claims::CachedClaim, networks::CachedNetwork, pods::ComputeResources},
+};
 
 /// Seconds by which each of launcher and pod outlast the guest's own grace period.
 const GRACE_PADDING: i64 = 15;
-/// User and group of the launcher.
-const LAUNCHER_UID: i64 = 107;
 
 /// The error of a VMI that has no pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -114,6 +115,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     });
     let has_service_account_disk = spec.volumes.iter().any(|volume| volume.service_account.is_some());
     let istio = annotation(instance, metadata::ISTIO_INJECT).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let security = pod_parts::pod_security();
     let pod = Pod {
         metadata: metadata::metadata(inputs, resources.overhead),
         spec: Some(PodSpec {
@@ -147,22 +149,18 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
             affinity: Some(scheduling::affinity(inputs)),
             security_context: Some(PodSecurityContext {
                 // Without OnRootMismatch: root may write an image after the directory got its group.
-                fs_group: Some(LAUNCHER_UID),
-                run_as_user: Some(LAUNCHER_UID),
-                run_as_group: Some(LAUNCHER_UID),
-                run_as_non_root: Some(true),
                 se_linux_options: inputs
                     .config
                     .selinux_launcher_type
                     .clone()
                     .map(|type_| SELinuxOptions { type_: Some(type_), ..SELinuxOptions::default() }),
-                seccomp_profile: Some(match &inputs.config.seccomp_localhost_profile {
+                seccomp_profile: match &inputs.config.seccomp_localhost_profile {
                     Some(profile) => {
-                        SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile.clone()) }
+                        Some(SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile.clone()) })
                     }
-                    None => SeccompProfile { type_: "RuntimeDefault".to_owned(), localhost_profile: None },
-                }),
-                ..PodSecurityContext::default()
+                    None => security.seccomp_profile,
+                },
+                ..security
             }),
             containers: vec![container::compute(inputs, resources, &mounts, instance.grace_seconds())?],
             volumes: Some(mounts.volumes),

@@ -5,14 +5,16 @@ use std::collections::BTreeSet;
 use api::{VirtualMachineInstance, hotplug, vmi::volumes::Volume as VmiVolume};
 use k8s_openapi::{
     api::core::v1::{
-        ConfigMapVolumeSource, DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath,
-        LocalObjectReference, PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+        DownwardAPIVolumeSource, EmptyDirVolumeSource, LocalObjectReference, Volume, VolumeDevice, VolumeMount,
     },
     apimachinery::pkg::api::resource::Quantity,
 };
 
 use super::{Inputs, RenderError, kernel_boot};
-use crate::resources::claims::mounted_claim;
+use crate::{
+    pod_parts::{self, config_map, secret},
+    resources::claims::mounted_claim,
+};
 
 /// Volume of the kernel and initrd images.
 const KERNEL_BOOT_VOLUME: &str = "kernel-boot-volume";
@@ -37,28 +39,16 @@ impl Mounts {
     }
 
     fn directory(&mut self, name: &str, path: &str, source: EmptyDirVolumeSource) {
-        self.volumes.push(Volume { name: name.to_owned(), empty_dir: Some(source), ..Volume::default() });
+        self.volumes.push(pod_parts::empty_dir(name, source));
         self.mount(name, path, false);
     }
 
     fn mount(&mut self, name: &str, path: &str, read_only: bool) {
-        self.mounts.push(VolumeMount {
-            name: name.to_owned(),
-            mount_path: path.to_owned(),
-            read_only: read_only.then_some(true),
-            ..VolumeMount::default()
-        });
+        self.mounts.push(pod_parts::mount(name, path, read_only));
     }
 
     fn image(&mut self, name: &str, reference: &str, pull_policy: Option<&String>, path: &str) {
-        self.volumes.push(Volume {
-            name: name.to_owned(),
-            image: Some(ImageVolumeSource {
-                reference: Some(reference.to_owned()),
-                pull_policy: pull_policy.filter(|policy| !policy.is_empty()).cloned(),
-            }),
-            ..Volume::default()
-        });
+        self.volumes.push(pod_parts::image(name, reference, pull_policy));
         self.mount(name, path, true);
     }
 }
@@ -114,14 +104,9 @@ fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_
             mounts.mount(name, &format!("/var/run/kubevirt-private/config-map/{name}"), true);
         }
     } else if let Some(source) = &volume.downward_api {
-        mounts.volumes.push(Volume {
-            name: name.clone(),
-            downward_api: Some(DownwardAPIVolumeSource {
-                items: Some(source.fields.clone()),
-                ..DownwardAPIVolumeSource::default()
-            }),
-            ..Volume::default()
-        });
+        let items = Some(source.fields.clone());
+        let source = DownwardAPIVolumeSource { items, ..DownwardAPIVolumeSource::default() };
+        mounts.volumes.push(Volume { downward_api: Some(source), ..pod_parts::volume(name) });
         if has_disk {
             mounts.mount(name, &format!("/var/run/kubevirt-private/downwardapi/{name}"), true);
         }
@@ -151,16 +136,9 @@ fn mount_claim(
     read_only: bool,
 ) -> Result<(), RenderError> {
     let known = inputs.claims.get(claim).ok_or_else(|| RenderError::ClaimNotFound(claim.to_owned()))?;
-    mounts.volumes.push(Volume {
-        name: name.to_owned(),
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: claim.to_owned(),
-            read_only: read_only.then_some(true),
-        }),
-        ..Volume::default()
-    });
+    mounts.volumes.push(pod_parts::claim(name, claim, read_only));
     if known.block {
-        mounts.devices.push(VolumeDevice { name: name.to_owned(), device_path: format!("/dev/{name}") });
+        mounts.devices.push(pod_parts::device(name, &format!("/dev/{name}")));
         return Ok(());
     }
     let path = format!("/var/run/kubevirt-private/vmi-disks/{name}");
@@ -186,13 +164,9 @@ fn cloud_init(
         let volume = format!("{name}-{suffix}");
         mounts.volumes.push(secret(&volume, Some(reference.name.clone()), None));
         for key in keys {
-            mounts.mounts.push(VolumeMount {
-                name: volume.clone(),
-                mount_path: format!("/var/run/kubevirt-private/secret/{name}/{key}"),
-                sub_path: Some(key.to_owned()),
-                read_only: Some(true),
-                ..VolumeMount::default()
-            });
+            let path = format!("/var/run/kubevirt-private/secret/{name}/{key}");
+            let whole = pod_parts::mount(&volume, &path, true);
+            mounts.mounts.push(VolumeMount { sub_path: Some(key.to_owned()), ..whole });
         }
     }
 }
@@ -208,25 +182,4 @@ fn credential_secrets(instance: &VirtualMachineInstance) -> BTreeSet<String> {
             key.or(password).map(|secret| secret.secret_name.clone())
         })
         .collect()
-}
-
-fn secret(name: &str, secret_name: Option<String>, optional: Option<bool>) -> Volume {
-    Volume {
-        name: name.to_owned(),
-        secret: Some(SecretVolumeSource { secret_name, optional, ..SecretVolumeSource::default() }),
-        ..Volume::default()
-    }
-}
-
-fn config_map(name: &str, map: &str, optional: Option<bool>) -> Volume {
-    Volume {
-        name: name.to_owned(),
-        config_map: Some(ConfigMapVolumeSource {
-            name: map.to_owned(),
-            optional,
-            items: None::<Vec<KeyToPath>>,
-            ..ConfigMapVolumeSource::default()
-        }),
-        ..Volume::default()
-    }
 }
