@@ -121,11 +121,10 @@ pub(super) fn returned<'a, T: Deserialize<'a>>(answer: &'a str) -> Option<T> {
     serde_json::from_str::<Returned<T>>(answer).ok().map(|returned| returned.value)
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct GuestAgentInfo {
-    #[serde(default)]
     version: String,
-    #[serde(default)]
     supported_commands: Vec<Command>,
 }
 
@@ -199,29 +198,22 @@ struct User {
     login_time: f64,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
 struct FileSystem {
-    #[serde(default)]
     name: String,
-    #[serde(default)]
     mountpoint: String,
-    #[serde(rename = "type", default)]
+    #[serde(rename = "type")]
     kind: String,
-    #[serde(default)]
     used_bytes: u64,
-    #[serde(default)]
     total_bytes: u64,
-    #[serde(default)]
     disk: Vec<Disk>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
 struct Disk {
-    #[serde(default)]
     serial: String,
-    #[serde(default)]
     bus_type: String,
 }
 
