@@ -87,6 +87,16 @@ fn effect(gate: FeatureGate) -> String {
     })
 }
 
+/// Returns the fields of a VMI that need a gate.
+fn gated(gate: FeatureGate) -> String {
+    let named = |field: &fields::Field| {
+        let gated = field.gates.iter().find(|gated| gated.gate == gate)?;
+        let uses = if gated.uses.is_empty() { String::new() } else { format!(": {}", gated.uses) };
+        Some(format!("{}{uses}", code(field.path)))
+    };
+    fields::FIELDS.iter().filter_map(named).collect::<Vec<_>>().join("; ")
+}
+
 #[test]
 fn feature_gates_are_current() {
     let root = root();
@@ -102,21 +112,25 @@ fn feature_gates_are_current() {
         };
         let named = readers.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ");
         let readers = if named.is_empty() { "nothing".to_owned() } else { named };
-        [code(gate.name()), state.to_owned(), effect(*gate), readers]
+        [code(gate.name()), state.to_owned(), effect(*gate), gated(*gate), readers]
     });
-    check("docs/reference/feature-gates.md", "gates", &table(["gate", "state", "remark", "read by"], rows)).unwrap();
+    let table = table(["gate", "state", "remark", "fields that need it", "read by"], rows);
+    check("docs/reference/feature-gates.md", "gates", &table).unwrap();
 }
 
 #[test]
 fn unsupported_fields_are_current() {
     let root = root();
     let [vm, kinds] = admission::rules::unsupported::tables();
-    let spec = fields::FIELDS.iter().filter_map(|field| Some((field.path, field.refusal?.reason?))).collect();
+    let spec = fields::FIELDS.iter().filter_map(|field| {
+        let gates = field.gates.iter().map(|gated| code(gated.gate.name())).collect::<Vec<_>>().join(", ");
+        Some([code(field.path), field.refusal?.reason?.to_owned(), gates])
+    });
     let fields = |rows: Vec<(&str, &str)>| {
         table(["field", "missing feature"], rows.into_iter().map(|(field, why)| [code(field), why.to_owned()]))
     };
     let document = "docs/reference/not-yet.md";
-    check(document, "vmi", &fields(spec)).unwrap();
+    check(document, "vmi", &table(["field", "missing feature", "feature gate"], spec)).unwrap();
     check(document, "vm", &fields(vm)).unwrap();
     let rows = kinds.into_iter().map(|(kind, why)| [code(kind), why.to_owned()]);
     check(document, "kinds", &table(["kind", "missing feature"], rows)).unwrap();

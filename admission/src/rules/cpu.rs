@@ -1,8 +1,9 @@
 //! Virtual CPUs.
 
-use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
+use api::{VirtualMachineInstanceSpec, config::ClusterConfig, quantity, vmi::cpu::Cpu};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::gates;
 use crate::context::{FieldErrors, supported};
 
 /// Most virtual CPUs whose number is computed. The scheduler rejects what no node can run.
@@ -24,10 +25,7 @@ pub(super) fn validate(
     }
     if is_mapped(cpu) {
         let field = path("numa.guestMappingPassthrough");
-        if !config.enabled(FeatureGate::Numa) {
-            let message = format!("NUMA feature gate is not enabled in kubevirt-config, invalid entry {field}");
-            errors.invalid(field.clone(), message);
-        }
+        gates::are_on("domain.cpu.numa", &field, config, errors);
         if !cpu.dedicated_cpu_placement {
             let needed = path("dedicatedCpuPlacement");
             let message = format!("{needed} must be set to true when NUMA topology strategy is set in {field}");

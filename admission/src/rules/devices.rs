@@ -1,8 +1,8 @@
 //! Devices other than disks and interfaces.
 
-use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
+use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use super::launch_security;
+use super::{gates, launch_security};
 use crate::context::{FieldErrors, accepted};
 
 /// Validates input devices.
@@ -58,8 +58,8 @@ pub(super) fn validate_displays(
     if displays > 1 {
         errors.invalid(format!("{root}.GPUs"), "configuring multiple displays with ramfb is not valid ");
     }
-    if !devices.host_devices.is_empty() && !config.enabled(FeatureGate::HostDevices) {
-        errors.invalid(format!("{root}.HostDevices"), "Host Devices feature gate is not enabled in kubevirt-config");
+    if !devices.host_devices.is_empty() {
+        gates::are_on("domain.devices.hostDevices[].name", format_args!("{root}.HostDevices"), config, errors);
     }
 }
 
@@ -103,26 +103,22 @@ pub(super) fn validate(
         }
     }
     launch_security::validate(root, spec, config, errors);
-    if devices.autoattach_vsock == Some(true) && !config.enabled(FeatureGate::Vsock) {
-        errors.invalid(path("autoattachVSOCK"), "VSOCK feature gate is not enabled in kubevirt-config");
+    if devices.autoattach_vsock == Some(true) {
+        gates::are_on("domain.devices.autoattachVSOCK", path("autoattachVSOCK"), config, errors);
     }
     let reservation = devices.disks.iter().any(|disk| disk.lun.as_ref().is_some_and(|lun| lun.reservation));
     if reservation && !config.persistent_reservation {
         errors.invalid(path("disks.luns.reservation"), "persistent reservation is not enabled in kubevirt config");
     }
-    if devices.downward_metrics.is_some() && !config.enabled(FeatureGate::DownwardMetrics) {
-        errors.invalid(
-            path("downwardMetrics"),
-            "downwardMetrics virtio serial is not allowed: DownwardMetrics feature gate is not enabled",
-        );
+    if devices.downward_metrics.is_some() {
+        gates::are_on("domain.devices.downwardMetrics", path("downwardMetrics"), config, errors);
     }
     for filesystem in &devices.filesystems {
         let claim = spec.volumes.iter().any(|volume| {
             volume.name == filesystem.name && (volume.persistent_volume_claim.is_some() || volume.data_volume.is_some())
         });
-        if claim && !config.enabled(FeatureGate::EnableVirtioFsStorageVolumes) {
-            errors
-                .invalid(path("filesystems"), "virtiofs is not allowed: virtiofs feature gate is not enabled for PVC");
+        if claim {
+            gates::are_on("domain.devices.filesystems[]", path("filesystems"), config, errors);
         }
     }
     if devices.video.is_some() && devices.autoattach_graphics_device == Some(false) {
@@ -153,18 +149,12 @@ pub(super) fn validate(
             }
         }
     }
-    if domain.reboot_policy.is_some() && !config.enabled(FeatureGate::RebootPolicy) {
-        errors.invalid(
-            format!("{root}.domain.rebootPolicy"),
-            "RebootPolicy is specified but the RebootPolicy feature gate is not enabled",
-        );
+    if domain.reboot_policy.is_some() {
+        gates::are_on("domain.rebootPolicy", format_args!("{root}.domain.rebootPolicy"), config, errors);
     }
-    let reserved = domain.memory.as_ref().is_some_and(|memory| memory.reserved_overhead.is_some());
-    if reserved && !config.enabled(FeatureGate::ReservedOverheadMemlock) {
-        errors.invalid(
-            format!("{root}.domain.memory.reservedOverhead"),
-            "Reserved overhead memlock feature gate is not enabled in kubevirt-config",
-        );
+    if domain.memory.as_ref().is_some_and(|memory| memory.reserved_overhead.is_some()) {
+        let field = format_args!("{root}.domain.memory.reservedOverhead");
+        gates::are_on("domain.memory.reservedOverhead.memLock", field, config, errors);
     }
     validate_clock(root, spec, errors);
     validate_vendor_id(root, spec, errors);

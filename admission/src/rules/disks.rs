@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use api::{
-    FeatureGate, VirtualMachineInstanceSpec,
+    VirtualMachineInstanceSpec,
     config::ClusterConfig,
     vmi::disks::{BlockSize, Disk},
 };
 
-use super::network::is_pci_address;
+use super::{gates, network::is_pci_address};
 use crate::context::{FieldErrors, PathText, accepted, names};
 
 const BUSES: [&str; 4] = ["virtio", "scsi", "sata", "usb"];
@@ -33,11 +33,8 @@ pub(super) fn validate_mapping(
         if volume.is_none() && disk.cdrom.is_none() {
             let message = format!("{path}.Name '{}' not found. No volume has this name.", disk.name);
             errors.invalid(format!("{path}.name"), message);
-        } else if volume.is_none() && !config.enabled(FeatureGate::DeclarativeHotplugVolumes) {
-            errors.invalid(
-                format!("{path}.name"),
-                "DeclarativeHotplugVolumes feature gate not enabled, cannot define an empty CD-ROM disk",
-            );
+        } else if volume.is_none() {
+            gates::are_on("domain.devices.disks[].cdrom.bus", format_args!("{path}.name"), config, errors);
         }
         let claim =
             volume.is_some_and(|volume| volume.persistent_volume_claim.is_some() || volume.data_volume.is_some());

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
+use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
 
+use super::gates;
 use crate::context::{FieldErrors, names};
 
 fn text(value: Option<&String>) -> &str {
@@ -27,11 +28,7 @@ pub(super) fn validate_networks(
         return;
     }
     let list = format!("{root}.networks");
-    if !config.enabled(FeatureGate::NetworkDevicesWithDRA) {
-        errors.invalid(
-            list,
-            "vmi.spec.networks contains DRA networks but NetworkDevicesWithDRA feature gate is not enabled",
-        );
+    if !gates::are_on("networks[].resourceClaim", &list, config, errors) {
         return;
     }
     if spec.networks.iter().any(|network| network.multus.is_some()) {
@@ -80,7 +77,6 @@ pub(super) fn validate(
             list: "gpus",
             label: "GPU",
             plural: "GPUs",
-            gate: FeatureGate::GPUsWithDRA,
             devices: spec
                 .domain
                 .devices
@@ -93,7 +89,6 @@ pub(super) fn validate(
             list: "hostDevices",
             label: "HostDevice",
             plural: "HostDevices",
-            gate: FeatureGate::HostDevicesWithDRA,
             devices: spec
                 .domain
                 .devices
@@ -186,13 +181,12 @@ struct Kind<'a> {
     list: &'static str,
     label: &'static str,
     plural: &'static str,
-    gate: FeatureGate,
     devices: Vec<Device<'a>>,
 }
 
 impl Kind<'_> {
     fn check(&self, root: &str, config: &ClusterConfig, errors: &mut FieldErrors) {
-        let Self { list, label, plural, gate, devices } = self;
+        let Self { list, label, plural, devices } = self;
         let field = format_args!("{root}.domain.devices.{list}");
         let claimed = devices.iter().filter(|device| device.is_claimed()).count();
         if *list == "gpus" && claimed > 0 && claimed < devices.len() {
@@ -214,11 +208,8 @@ impl Kind<'_> {
                 format!("vmi.spec.domain.devices.{list} contains {plural} with both deviceName and claimRequest"),
             );
         }
-        if claimed > 0 && !config.enabled(*gate) {
-            errors.invalid(
-                field,
-                format!("vmi.spec.domain.devices.{list} contains DRA enabled {plural} but feature gate is not enabled"),
-            );
+        let row = format!("domain.devices.{list}[].claimName");
+        if claimed > 0 && !gates::are_on(&row, &field, config, errors) {
             return;
         }
         let mut seen = BTreeSet::new();

@@ -9,6 +9,7 @@ use api::{
 };
 use serde_json::json;
 
+use super::gates;
 use crate::context::{FieldErrors, semantic};
 
 /// Returns the first error of a change of a VMI's spec by a component.
@@ -63,8 +64,7 @@ fn validate_utility_volumes(
     errors: &mut FieldErrors,
 ) {
     let volumes = &vmi.spec.utility_volumes;
-    if !volumes.is_empty() && !config.enabled(FeatureGate::UtilityVolumes) {
-        errors.invalid("spec.utilityVolumes", "UtilityVolumes feature gate is not enabled");
+    if !volumes.is_empty() && !gates::are_on("utilityVolumes", "spec.utilityVolumes", config, errors) {
         return;
     }
     for (index, volume) in volumes.iter().enumerate() {

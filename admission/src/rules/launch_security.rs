@@ -2,6 +2,7 @@
 
 use api::{FeatureGate, StartStrategy, VirtualMachineInstanceSpec, config::ClusterConfig};
 
+use super::gates;
 use crate::context::FieldErrors;
 
 /// Validates the launch security.
@@ -33,8 +34,7 @@ pub(super) fn validate(
             return;
         }
     };
-    if !config.enabled(gate) {
-        errors.invalid(field, format!("{gate} feature gate is not enabled in kubevirt-config"));
+    if !gates::is_on("domain.launchSecurity", gate, &field, config, errors) {
         return;
     }
     let domain = &spec.domain;

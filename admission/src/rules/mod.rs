@@ -14,6 +14,7 @@ pub(crate) mod disks;
 pub(crate) mod dns;
 pub(crate) mod dra;
 pub(crate) mod firmware;
+mod gates;
 pub(crate) mod grace;
 pub(crate) mod hotplug;
 pub(crate) mod hyperv;

@@ -1,7 +1,7 @@
 //! Volumes.
 
 use api::{
-    FeatureGate, VirtualMachineInstanceSpec,
+    VirtualMachineInstanceSpec,
     config::ClusterConfig,
     quantity,
     vmi::volumes::{ContainerDiskSource, HostDisk, Volume},
@@ -9,7 +9,10 @@ use api::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use k8s_openapi::api::core::v1::LocalObjectReference;
 
-use super::images::{validate_path, validate_pull_policy};
+use super::{
+    gates,
+    images::{validate_path, validate_pull_policy},
+};
 use crate::context::{FieldErrors, PathText, names};
 
 /// Most bytes of inline cloud-init data.
@@ -105,8 +108,8 @@ fn validate_volume(path: PathText<'_>, volume: &Volume, config: &ClusterConfig, 
         }
         .check(path, errors);
     }
-    if volume.downward_metrics.is_some() && !config.enabled(FeatureGate::DownwardMetrics) {
-        errors.invalid(path, "downwardMetrics disks are not allowed: DownwardMetrics feature gate is not enabled.");
+    if volume.downward_metrics.is_some() {
+        gates::are_on("volumes[].downwardMetrics", path, config, errors);
     }
     if let Some(disk) = &volume.host_disk {
         validate_host_disk(path, disk, config, errors);
@@ -173,9 +176,7 @@ fn validate_container_disk(path: PathText<'_>, disk: &ContainerDiskSource, error
 }
 
 fn validate_host_disk(path: PathText<'_>, disk: &HostDisk, config: &ClusterConfig, errors: &mut FieldErrors) {
-    if !config.enabled(FeatureGate::HostDisk) {
-        errors.invalid(path, "HostDisk feature gate is not enabled");
-    }
+    gates::are_on("volumes[].hostDisk", path, config, errors);
     let field = |name: &str| format!("{path}.hostDisk.{name}");
     if disk.path.is_empty() {
         errors.not_found(field("path"), format!("{} is required for hostDisk volume", field("path")));

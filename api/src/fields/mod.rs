@@ -2,11 +2,12 @@
 //! change on a running VMI.
 //!
 //! One row a field, so that no field is accepted and then ignored: a field of the schema without a row fails a test. Derived
-//! from the rows are the refusals of admission and of the renderer of launcher pods, the launcher's error at Sync, and the
-//! pages `not-yet.md` and `live-changes.md`.
+//! from the rows are the refusals of admission and of the renderer of launcher pods, the launcher's error at Sync, admission's
+//! errors for a field whose feature gate is off, and the pages `not-yet.md`, `live-changes.md` and `feature-gates.md`.
 
 mod annotations;
 pub mod changes;
+mod gated;
 mod table;
 
 use serde::Serialize;
@@ -15,6 +16,8 @@ use serde_json::{Map, Value};
 pub use annotations::{ANNOTATIONS, refused_annotations};
 pub use changes::{Change, Effect};
 pub use table::FIELDS;
+
+use crate::FeatureGate;
 
 /// Members of a JSON object.
 type Object = Map<String, Value>;
@@ -47,6 +50,17 @@ pub struct Refusal {
     uses: Uses,
 }
 
+/// Condition of a field, or of some uses of it, on a feature gate.
+#[derive(Clone, Copy, Debug)]
+pub struct Gated {
+    /// The gate.
+    pub gate: FeatureGate,
+    /// The uses that depend on it, for documents. Empty: all of them.
+    pub uses: &'static str,
+    /// Message if the gate is off, as the reference has it. `{field}` stands for the path of the field.
+    pub message: &'static str,
+}
+
 /// A field and the fields below it that have no rows of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
@@ -58,11 +72,13 @@ pub struct Field {
     pub refusal: Option<Refusal>,
     /// Effects of changes. Without any, a change waits for the next start.
     pub changes: &'static [Change],
+    /// Feature gates that admission requires for it.
+    pub gates: &'static [Gated],
 }
 
 impl Field {
     const fn new(path: &'static str, by: Option<Component>) -> Self {
-        Self { path, by, refusal: None, changes: &[] }
+        Self { path, by, refusal: None, changes: &[], gates: &[] }
     }
 
     /// Refuses these uses.
@@ -87,6 +103,10 @@ impl Field {
 
     const fn changes(self, changes: &'static [Change]) -> Self {
         Self { changes, ..self }
+    }
+
+    const fn gated(self, gates: &'static [Gated]) -> Self {
+        Self { gates, ..self }
     }
 
     /// Returns the path without the mark for everything below.
@@ -176,6 +196,12 @@ pub fn row(path: &str) -> (Option<&'static Field>, bool) {
     let row = rest.first().filter(|field| field.name() == path);
     let mut same_start = rest.iter().map_while(|field| field.name().strip_prefix(path));
     (row, same_start.any(|below| below.starts_with(['.', '['])))
+}
+
+/// Returns the condition of the field of a row on a feature gate.
+#[must_use]
+pub fn gated(path: &str, gate: FeatureGate) -> Option<&'static Gated> {
+    row(path).0?.gates.iter().find(|gated| gated.gate == gate)
 }
 
 /// Distinguishes a field with a value from one that only shows its default. An empty object is a value: it marks a choice.

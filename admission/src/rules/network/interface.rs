@@ -7,7 +7,10 @@ use api::{
     vmi::network::{Interface, Network},
 };
 
-use crate::context::{FieldErrors, PathText, accepted, addresses, supported};
+use crate::{
+    context::{FieldErrors, PathText, accepted, addresses, supported},
+    rules::gates,
+};
 
 pub(super) const MODELS: [&str; 7] = ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139", "virtio"];
 /// Address of the bridge inside the pod.
@@ -92,9 +95,7 @@ pub(super) fn validate_binding(
         );
     }
     if interface.passt_binding.is_some() {
-        if !config.enabled(api::FeatureGate::PasstBinding) {
-            errors.invalid(format!("{path}.name"), "PasstBinding feature gate is not enabled");
-        }
+        gates::are_on("domain.devices.interfaces[].passtBinding", format_args!("{path}.name"), config, errors);
         if elsewhere {
             errors.invalid(format!("{path}.name"), "PasstBinding interface only implemented with pod network");
         }

@@ -7,7 +7,10 @@ use api::{
     vmi::network::{Interface, Port, PortRange},
 };
 
-use crate::context::{FieldErrors, PathText, names};
+use crate::{
+    context::{FieldErrors, PathText, names},
+    rules::gates,
+};
 
 const PORT_RANGES_MAX: usize = 10;
 
@@ -48,11 +51,8 @@ pub(super) fn validate_port_ranges(
     if ranges.is_empty() {
         return;
     }
-    if !config.enabled(api::FeatureGate::PortRangesSpec) {
-        errors.invalid(
-            format!("{path}.name"),
-            "portRanges is specified on interface but the PortRangesSpec feature gate is not enabled",
-        );
+    let row = "domain.devices.interfaces[].portRanges[].start";
+    if !gates::are_on(row, format_args!("{path}.name"), config, errors) {
         return;
     }
     if on_pod && !interface.ports.is_empty() {
