@@ -424,6 +424,16 @@ mod tests {
     }
 
     #[test]
+    fn user_is_one_of_the_guest() {
+        let cli =
+            parse(vec!["kubectl-virt", "credentials", "set-password", "m", "--user=joe", "--password=p"]).unwrap();
+        let crate::command_line::Command::Credentials(CredentialsCommand::SetPassword(options)) = cli.command else {
+            panic!("another command")
+        };
+        assert_eq!((options.subject.user.as_str(), options.subject.vm.as_str()), ("joe", "m"));
+    }
+
+    #[test]
     fn wrong_arguments_are_rejected_before_any_request() {
         for words in [
             &["add-ssh-key", "m", "--user=u"][..],

@@ -43,7 +43,11 @@ pub fn run(args: Vec<OsString>) -> Result<(), Error> {
     done
 }
 
-async fn execute(cli: Cli) -> Result<(), Error> {
+async fn execute(mut cli: Cli) -> Result<(), Error> {
+    if matches!(cli.command, Command::Credentials(_)) {
+        // Its option --user names a user of the guest, not of the kubeconfig.
+        cli.cluster.user = None;
+    }
     match cli.command {
         Command::Completion { shell } => {
             let mut script = Vec::new();

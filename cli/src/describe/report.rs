@@ -123,7 +123,12 @@ fn state(objects: &Objects) -> (String, String) {
     let unowned = json!({"spec": {"runStrategy": "Manual"}, "status": {"printableStatus": phase}});
     let vm = objects.vm.as_ref().unwrap_or(&unowned);
     let state = text(&vm["status"]["printableStatus"]);
-    if vmi.is_none() && (state == "Stopped" && strategy(vm) != "Always" || strategy(vm) == "Halted" && state == "-") {
+    let is_stopped = match state.as_str() {
+        "Stopped" => strategy(vm) != "Always",
+        "-" => strategy(vm) == "Halted",
+        _ => false,
+    };
+    if vmi.is_none() && is_stopped {
         return ("Stopped".to_owned(), format!("start it with: kubectl virt start {}", objects.name));
     }
     let detail = match started(&objects.name, Some(vm), vmi, None) {

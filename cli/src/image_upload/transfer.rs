@@ -85,7 +85,7 @@ pub(super) async fn send(
     let addresses = [address(proxy, ASYNCHRONOUS)?, address(proxy, SYNCHRONOUS)?];
     let mut config = kube::Config::new(addresses[0].clone());
     config.accept_invalid_certs = insecure;
-    let connector = config.rustls_https_connector().map_err(|error| Error::Transport(error.to_string()))?;
+    let connector = config.rustls_https_connector().map_err(|error| Error::Stream(error.to_string()))?;
     let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build(connector);
     let mut attempt = 1;
     loop {
@@ -110,7 +110,7 @@ pub(super) async fn send(
                 attempt += 1;
             }
             Failure::Passing(why) | Failure::Final(why) => {
-                return Err(Error::Transport(format!("error uploading image after {attempt} attempts: {why}")));
+                return Err(Error::Stream(format!("error uploading image after {attempt} attempts: {why}")));
             }
         }
     }
@@ -122,7 +122,7 @@ async fn requests(
     addresses: &[Uri; 2],
     bearer: &str,
 ) -> Result<(Request<Body>, [Request<Body>; 2]), Error> {
-    let failed = |error: http::Error| Error::Transport(error.to_string());
+    let failed = |error: http::Error| Error::Stream(error.to_string());
     let empty = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let head = request(Method::HEAD, &addresses[0], bearer)?.body(empty).map_err(failed)?;
     let post = async |address: &Uri| {
@@ -137,7 +137,7 @@ async fn requests(
 
 fn request(method: Method, uri: &Uri, bearer: &str) -> Result<http::request::Builder, Error> {
     let value = header::HeaderValue::from_str(bearer);
-    let value = value.map_err(|_| Error::Transport("the upload token is not valid in a header".to_owned()))?;
+    let value = value.map_err(|_| Error::Stream("the upload token is not valid in a header".to_owned()))?;
     Ok(Request::builder().method(method).uri(uri).header(header::AUTHORIZATION, value))
 }
 
@@ -262,7 +262,7 @@ mod tests {
                 tokens += 1;
                 Ok(format!("t{tokens}"))
             };
-            let sent = send(&source, &address, false, 3, token).await;
+            let sent = send(&source, &address, true, 3, token).await;
             let posts =
                 seen.lock().unwrap().iter().filter(|(method, ..)| *method == Method::POST).cloned().collect::<Vec<_>>();
             match expected {
