@@ -4,7 +4,7 @@
 set -u
 cd "$(dirname "$0")/.."
 STORY_TIMES=$PWD/build/node-times
-# Guests of this node are emulated on an emulated processor.
+# The node is slow: its processor is emulated.
 STORY_NODES=test.ferrovirt.io/vm-node=true STORY_PATIENCE=4 STORIES=1 RUST_TEST_THREADS=1
 export STORY_TIMES STORY_NODES STORY_PATIENCE STORIES RUST_TEST_THREADS
 : >"$STORY_TIMES"
@@ -14,7 +14,8 @@ emulation() {
     kubectl -n kubevirt patch kubevirt kubevirt --type merge \
         -p "{\"spec\":{\"configuration\":{\"developerConfiguration\":{\"useEmulation\":$1}}}}"
 }
-emulation false || exit
+former=$(kubectl -n kubevirt get kubevirt kubevirt \
+    -o 'jsonpath={.spec.configuration.developerConfiguration.useEmulation}') && emulation false || exit
 
 # shellcheck disable=SC2046
 test $# -gt 0 || set -- $(sed '/^#/d' e2e/vm-node-stories.txt)
@@ -22,5 +23,5 @@ $TESTS --test e2e -- --include-ignored --nocapture --exact "$@"
 result=$?
 echo 'duration of each story on the node in a VM:'
 sort -rn "$STORY_TIMES"
-emulation true
+emulation "${former:-false}"
 exit $result

@@ -145,6 +145,8 @@ hostname {name}
 mkdir -p {folder} /etc/cni
 mount --bind {DISK}/node {folder}
 mount --bind {DISK}/node/cni /etc/cni
+modprobe -a virtio_net 9pnet_virtio
+until test -e /sys/class/net/eth0 && test -e /sys/class/net/eth1; do sleep 0.2; done
 ip link set eth1 name {LAN_PORT}
 ip -batch {DISK}/network
 nft -f {DISK}/nat
