@@ -10,8 +10,8 @@ use crate::volumes::Volumes;
 /// First and longest pause before failed work is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
-/// Interval at which devices are granted again. With cgroup v2, an update of the container (an in-place resize of the pod) and a
-/// reload of systemd's units write its device program anew, without these devices.
+/// Interval at which devices are granted again. With cgroup v2 and the systemd driver, an update of the container, such as an
+/// in-place resize of the pod, lets systemd write its device program anew, without these devices.
 const GRANT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The volumes of the launcher, as last observed.
