@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
     Console, Story,
-    storage::{Backing, Storage, on_host},
+    storage::{Backing, Storage, delete_vmis_after, on_host},
     story_alone,
 };
-use serde_json::Value;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 
 use crate::{
     hotplug::{HELPERS, run, wait_phase},
@@ -231,8 +232,9 @@ fn guest_outlives_virt_handler_kubelet_and_containerd() {
         virt_handlers::replace(s).await?;
         virt_handlers::serves(s, "box").await?;
         for unit in ["kubelet", "containerd"] {
-            on_host(s, &node, &format!("systemctl restart --no-block {unit}")).await?;
-            tokio::time::sleep(Duration::from_secs(10)).await;
+            // Later: the end of the command comes through both.
+            on_host(s, &node, &format!("systemd-run --quiet --on-active=3 systemctl restart {unit}")).await?;
+            tokio::time::sleep(Duration::from_secs(20)).await;
             virt_handlers::serves(s, "box").await?;
         }
         let mut console = s.console("box")?;
@@ -260,4 +262,55 @@ fn vm_is_started_again_after_its_container_was_out_of_memory() {
         let is_new = |vmi: &Value| vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running";
         s.wait("vmi", "box", "be started again", MINUTES, is_new).await.map(drop)
     });
+}
+
+/// Sets software emulation for VMIs that start from now on.
+async fn emulate(s: &Story, on: bool) -> Result<()> {
+    let patch = json!({"spec": {"configuration": {"developerConfiguration": {"useEmulation": on}}}});
+    s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn vm_moves_between_nodes_of_both_cgroup_versions() {
+    story_alone("vm-moves", async |s| {
+        emulate(s, true).await?;
+        let moved = moved(s).await;
+        delete_vmis_after(s, &moved).await?;
+        emulate(s, false).await?;
+        moved
+    });
+}
+
+async fn moved(s: &Story) -> Result<()> {
+    let (node, _) = node(s).await?;
+    // The other node: emulated there, the guest starts in seconds.
+    let other = "      nodeSelector: {kubernetes.io/hostname: node-1}\n      terminationGracePeriodSeconds: 30\n";
+    let vm = manifests::masqueraded("box", "Always").replace("      terminationGracePeriodSeconds: 30\n", other);
+    s.apply(&vm).await?;
+    s.wait_running("box").await?;
+    let mut console = logged_in(s).await?;
+    let boot = run(&mut console, "cat /proc/sys/kernel/random/boot_id").await?;
+    console.leave().await?;
+    // The VMI may move then.
+    let anywhere = json!({"spec": {"template": {"spec": {"nodeSelector": null}}}});
+    s.api("vm").patch("box", &PatchParams::default(), &Patch::Merge(&anywhere)).await?;
+    s.wait("vmi", "box", "take the node selector over", MINUTES, |vmi| vmi["spec"]["nodeSelector"].is_null()).await?;
+    for target in [node.as_str(), "node-1"] {
+        s.virt(&["migrate", "box"]).await?;
+        s.wait("vmi", "box", &format!("be on {target}"), MINUTES, |vmi| {
+            vmi["status"]["nodeName"] == target && vmi["status"]["migrationState"]["completed"] == true
+        })
+        .await?;
+        if target == node {
+            cgroup(s, "box").await?;
+        }
+        let mut console = s.console("box")?;
+        console.login_or_shell("root", "ferrovirt").await?;
+        let now = run(&mut console, "cat /proc/sys/kernel/random/boot_id").await?;
+        ensure!(now == boot, "the guest was restarted");
+        console.leave().await?;
+    }
+    Ok(())
 }
