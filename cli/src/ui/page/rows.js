@@ -83,7 +83,7 @@ export function rowsOf(list, filter) {
       key,
       namespace,
       name,
-      kind: vm ? 'VM' : 'VMI',
+      kind: vm || !list.complete[VM] ? 'VM' : 'VMI',
       status: (vm ? vm.status : vmi.paused ? 'Paused' : vmi.phase) || 'Pending',
       message: vm?.message || vmi?.message || '',
       node: vmi?.node || '',
