@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{Connection, Error, relay};
 
-/// Time limit of an action.
-const ACTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of an answer of the API server.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for sending the close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Largest message of a page, such as a pasted text.
@@ -112,8 +112,7 @@ impl Server {
                 Err(error) => Err(connection.explain(&named.name, false, error).await),
             }
         };
-        let late = || Error::Transport(format!("no answer within {ACTION_TIMEOUT:?}"));
-        match tokio::time::timeout(ACTION_TIMEOUT, called).await.unwrap_or_else(|_| Err(late())) {
+        match in_time(called).await {
             Ok(()) => text(StatusCode::OK, String::new()),
             Err(error) => {
                 let code = match &error {
@@ -128,9 +127,15 @@ impl Server {
     async fn stream(&self, named: &Named, subresource: &str, page: &mut Page) -> Result<(), Error> {
         let connection = self.connection.clone().within(Some(&named.namespace));
         let path = connection.path("virtualmachineinstances", &named.name, subresource);
-        let stream = connection.stream_of(&named.name, false, &path).await?;
+        let stream = in_time(connection.stream_of(&named.name, false, &path)).await?;
         relay::join(stream, page, "the stream was closed").await
     }
+}
+
+/// Waits for an answer of the API server.
+async fn in_time<T>(answer: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let late = |_| Err(Error::Transport(format!("no answer within {ANSWER_TIMEOUT:?}")));
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(late)
 }
 
 /// Accepts a WebSocket and serves it by a task of its own.
