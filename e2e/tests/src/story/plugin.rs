@@ -164,7 +164,7 @@ impl Story {
         let url = std::cell::RefCell::new(String::new());
         let port = |line: &str| {
             let printed = line.split_whitespace().find(|word| word.starts_with("http://127.0.0.1:"))?;
-            url.replace(printed.to_owned());
+            *url.borrow_mut() = printed.to_owned();
             printed.strip_prefix("http://127.0.0.1:")?.split('/').next()?.parse().ok()
         };
         let plugin = Served::start(self.virt_command(&["ui", "--no-open"]), port).await?;
