@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use api::instancetype::common::WRITTEN;
-
 use super::{Observed, decide, is_on};
 use crate::{
     cache::{Cache, Key},
@@ -24,11 +22,11 @@ impl CommonInstancetypes {
     }
 }
 
-/// Queues the key when one of the objects is gone.
+/// Queues the key when an object is gone, which can be one that a user had taken over.
 fn wake_on_deletion(wake: &Wake, cache: &Cache<CachedInstancetype>, key: &Key) {
     let (wake, key) = (wake.clone(), key.clone());
     cache.listen(move |(former, present)| {
-        if present.is_none() && former.is_some_and(|former| former.object.contains(WRITTEN)) {
+        if present.is_none() && former.is_some() {
             wake.key(key.clone());
         }
     });
@@ -55,7 +53,8 @@ impl Controller for CommonInstancetypes {
     }
 
     fn observe(&self, caches: &Caches, _attempt: &Attempt<'_>) -> Option<Observed> {
-        let is_on = is_on(&*caches.kubevirt()?)?;
+        let kubevirt = caches.kubevirt()?;
+        let is_on = is_on(&kubevirt)?;
         let (instancetypes, preferences) = (caches.cluster_instancetypes.all(), caches.cluster_preferences.all());
         Some(Observed { is_on, instancetypes, preferences })
     }

@@ -12,7 +12,13 @@ use crate::{
 /// Cluster-scoped kinds of an installation.
 const CLUSTER_WIDE: &str = "apiservices,certificatesigningrequests,clusterrolebindings,clusterroles,\
     mutatingwebhookconfigurations,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,\
-    validatingwebhookconfigurations,virtualmachineclusterinstancetypes,virtualmachineclusterpreferences";
+    validatingwebhookconfigurations";
+/// Kinds of which an installation has common objects, and their label.
+const COMMON: [&str; 2] = [
+    "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
+    "virtualmachineclusterpreferences.instancetype.kubevirt.io",
+];
+const BUNDLE: &str = "instancetype.kubevirt.io/common-instancetypes-version";
 /// Namespaced kinds of an installation.
 const NAMESPACED: &str = "all,configmaps,leases,networkpolicies,poddisruptionbudgets,rolebindings,roles,secrets,\
     serviceaccounts";
@@ -35,7 +41,13 @@ pub fn uninstall(target: &Target, progress: &Progress) -> Result<()> {
     run("uninstalling the chart", &mut helm).map_err(|error| with_diagnosis(error, target))?;
 
     let kubectl = &target.kubectl;
-    let cluster = kubectl.run("listing what is left", &["get", CLUSTER_WIDE, "-o", "name"])?;
+    let mut cluster = kubectl.run("listing what is left", &["get", CLUSTER_WIDE, "-o", "name"])?;
+    for kind in COMMON {
+        let definition = ["get", "crd", kind, "--ignore-not-found", "-o", "name"];
+        if !kubectl.run("looking for a definition", &definition)?.trim().is_empty() {
+            cluster += &kubectl.run("listing what is left", &["get", kind, "-l", BUNDLE, "-o", "name"])?;
+        }
+    }
     let namespace =
         kubectl.run("listing what is left", &["get", NAMESPACED, "-n", INSTALLATION_NAMESPACE, "-o", "name"])?;
     let keys = "jsonpath={range .items[*]}{.metadata.labels}{.metadata.annotations}{end}";
