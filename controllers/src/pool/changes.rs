@@ -219,12 +219,11 @@ fn record(observed: &Observed, name: &str, reason: &'static str) -> Result<Effec
         revision: pool.generation.unwrap_or(0),
     };
     let failed = format!("Error recording the template in ControllerRevision {name}: {{error}}");
+    let failed = Event::warning(Kind::Pool.reference(pool), reason, failed);
+    // A record of KubeVirt has no label, and that of a former pool of the name goes with it. Without a record, updates depend on
+    // what the VM controller reports.
     let effect = Effect::create(Kind::ControllerRevision, pool.namespace.as_deref(), &revision)?;
-    Ok(effect.unless_exists("another object has the name".to_owned()).on_failure(Event::warning(
-        Kind::Pool.reference(pool),
-        reason,
-        failed,
-    )))
+    Ok(effect.or_existing().on_failure(failed))
 }
 
 fn create(observed: &Observed, index: u32, revision: &str) -> Result<Effect, serde_json::Error> {

@@ -88,12 +88,6 @@ impl Controller for Pools {
             let vm = present.or(former).and_then(|vmi| vms.get(&Key::of(&vmi.metadata)));
             woken.keys(vm.and_then(|vm| pool_of(&vm.metadata)));
         });
-        let woken = wake.clone();
-        caches.pool_revisions.listen(move |(former, present)| {
-            // A name that was taken is free.
-            let key = former.filter(|_| present.is_none()).and_then(|revision| pool_of(&revision.metadata));
-            key.into_iter().for_each(|key| woken.retry(key));
-        });
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {

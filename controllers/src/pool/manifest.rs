@@ -67,15 +67,17 @@ pub(super) fn changed(
     changed
 }
 
-/// Keeps the identity of the hardware, and the layout of its PCI bus.
+/// Keeps the identity of the hardware, defaults of the platform that the template leaves open, and the layout of the PCI bus.
 fn keep_hardware(spec: &mut VirtualMachineSpec, former: &VirtualMachineSpec) {
-    let known = former.template.spec.as_ref().and_then(|spec| spec.domain.firmware.as_ref());
-    if let (Some(known), Some(vmi)) = (known, &mut spec.template.spec)
-        && (known.uuid.is_some() || known.serial.is_some())
-    {
-        let firmware = vmi.domain.firmware.get_or_insert_default();
-        firmware.uuid = known.uuid.clone().or(firmware.uuid.take());
-        firmware.serial = known.serial.clone().or(firmware.serial.take());
+    if let (Some(known), Some(vmi)) = (&former.template.spec, &mut spec.template.spec) {
+        vmi.architecture = vmi.architecture.take().or(known.architecture.clone());
+        vmi.domain.machine = vmi.domain.machine.take().or(known.domain.machine.clone());
+        let identity = known.domain.firmware.as_ref().filter(|known| known.uuid.is_some() || known.serial.is_some());
+        if let Some(known) = identity {
+            let firmware = vmi.domain.firmware.get_or_insert_default();
+            firmware.uuid = known.uuid.clone().or(firmware.uuid.take());
+            firmware.serial = known.serial.clone().or(firmware.serial.take());
+        }
     }
     for key in annotation::PCI_TOPOLOGY {
         if let Some(value) = former.template.metadata.annotations.as_ref().and_then(|all| all.get(key)) {

@@ -37,7 +37,10 @@ fn outdated_vms_get_the_template_and_keep_what_is_theirs() {
         "metadata": {"labels": {"mine": "1"}, "annotations": {"mine": "2"}},
         "spec": {"template": {
             "metadata": {"annotations": {"kubevirt.io/pci-topology-version": "v3"}},
-            "spec": {"domain": {"firmware": {"uuid": "u", "serial": "s"}}},
+            "spec": {
+                "architecture": "amd64",
+                "domain": {"machine": {"type": "pc-q35-9.2"}, "firmware": {"uuid": "u", "serial": "s"}},
+            },
         }},
     });
     let mut observed =
