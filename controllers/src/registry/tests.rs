@@ -108,13 +108,13 @@ fn pool(number: usize, version: usize) -> Value {
     })
 }
 
-/// The VM of a pool, which is deleted and waits for its disks to be detached.
+/// The VM of a pool. From its second version on it is deleted and waits for its disks to be detached.
 fn vm_of_pool(number: usize, version: usize) -> Value {
     let mut vm = vm(number, version);
     vm["metadata"] = metadata(&format!("pool-{number}-0"), version);
     vm["metadata"]["labels"] = json!({"pool": format!("pool-{number}")});
     vm["metadata"]["finalizers"] = json!(["pool.kubevirt.io/finalizer"]);
-    vm["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
+    vm["metadata"]["deletionTimestamp"] = json!((version > 1).then_some("2030-01-01T00:00:00Z"));
     vm["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "pool.kubevirt.io/v1beta1", "kind": "VirtualMachinePool", "name": format!("pool-{number}"),
         "uid": format!("uid-pool-{number}"), "controller": true,
@@ -212,6 +212,7 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::ReplicaSet, replica_set(number, 1));
         caches.written(Kind::Pool, pool(number, 1));
         caches.written(Kind::VirtualMachine, vm_of_pool(number, 1));
+        caches.written(Kind::VirtualMachine, vm_of_pool(number, 2));
         caches.written(Kind::Migration, migration(number, 1, "Pending"));
         caches.written(Kind::Pod, pod(number, 1));
         caches.written(Kind::ControllerRevision, revision(number, 1));
@@ -248,7 +249,7 @@ impl Cluster {
             ("migration ended", self.cost(|caches| caches.written(Kind::Migration, migration(3, 2, "Failed")))),
             ("replica set", self.cost(|caches| caches.written(Kind::ReplicaSet, replica_set(0, 2)))),
             ("pool", self.cost(|caches| caches.written(Kind::Pool, pool(0, 2)))),
-            ("VM of a pool", self.cost(|caches| caches.written(Kind::VirtualMachine, vm_of_pool(0, 2)))),
+            ("VM of a pool", self.cost(|caches| caches.written(Kind::VirtualMachine, vm_of_pool(0, 3)))),
             ("pod", self.cost(|caches| caches.written(Kind::Pod, pod(0, 2)))),
             ("pod of a pending VMI", self.cost(|caches| caches.written(Kind::Pod, pod(1, 2)))),
             (
