@@ -379,11 +379,11 @@ mod tests {
             errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
         };
         let field = format!("{ROOT}.template.spec.domain.devices.tpm");
-        assert_eq!(refused(&old, None), [field.clone()]);
+        assert_eq!(refused(&old, None), std::slice::from_ref(&field));
         for change in [json!({"replicas": 1}), json!({"paused": true}), json!({"updateStrategy": {"unmanaged": {}}})] {
             assert_eq!(refused(&tpm(change), Some(&old)), Vec::<String>::new());
         }
-        assert_eq!(refused(&tpm(json!({"replicas": 4})), Some(&old)), [field.clone()]);
+        assert_eq!(refused(&tpm(json!({"replicas": 4})), Some(&old)), std::slice::from_ref(&field));
         let labelled = json!({"virtualMachineTemplate": {"metadata": {"labels": {"tier": "low"}}}});
         assert_eq!(refused(&tpm(labelled), Some(&old)), [field]);
     }

@@ -209,7 +209,7 @@ impl Kind<'_> {
             );
         }
         let row = format!("domain.devices.{list}[].claimName");
-        if claimed > 0 && !gates::are_on(&row, &field, config, errors) {
+        if claimed > 0 && !gates::are_on(&row, field, config, errors) {
             return;
         }
         let mut seen = BTreeSet::new();

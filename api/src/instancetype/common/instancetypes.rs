@@ -237,7 +237,7 @@ impl Series {
             io_threads_policy: self.io_threads.then(|| "auto".to_owned()),
             memory: MemoryInstancetype {
                 guest: Quantity(memory.to_owned()),
-                hugepages: page.map(|page| Hugepages { page_size: Some(page.to_owned()), ..Hugepages::default() }),
+                hugepages: page.map(|page| Hugepages { page_size: Some(page.to_owned()) }),
                 overcommit_percent: self.overcommit_percent,
                 ..MemoryInstancetype::default()
             },

@@ -92,7 +92,7 @@ fn describe_names_what_a_vm_waits_for() {
     story("describe", async |s| {
         let nowhere = manifests::vm("stuck", "Always").replace(
             "      terminationGracePeriodSeconds",
-            "      nodeSelector: {no: such}\n      terminationGracePeriodSeconds",
+            "      nodeSelector: {zone: nowhere}\n      terminationGracePeriodSeconds",
         );
         s.apply(&nowhere).await?;
         s.apply(&manifests::vm("off", "Halted")).await?;

@@ -103,7 +103,7 @@ async fn other_pages_are_refused(browser: &mut Browser, port: u16, url: &str) ->
     let blank = browser.open("about:blank").await?;
     for (page, expression, expected) in [(&stranger, &guess, "403"), (&blank, &open, "\"refused\"")] {
         let answer = browser.evaluate(page, expression).await?;
-        ensure!(answer.to_string() == expected, "{expression}: {answer}");
+        ensure!(answer == expected, "{expression}: {answer}");
     }
     Ok(())
 }

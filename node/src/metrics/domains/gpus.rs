@@ -116,6 +116,7 @@ fn beginning(vmi: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "tests create the files of kubelet")]
 mod tests {
     use serde_json::json;
 

@@ -95,8 +95,11 @@ pub(crate) async fn wait_count(s: &Story, pool: &str, count: usize) -> Result<()
     s.wait("vmpool", pool, &format!("have {count} VMs"), MINUTES, has).await.map(drop)
 }
 
+/// Judges the numbers of the VMs that are left.
+type IsLeft = fn(&[u32]) -> bool;
+
 /// Selection policies, and the numbers of the VMs that they leave: of five, of which the first two are older, to two.
-const POLICIES: [(&str, fn(&[u32]) -> bool); 5] = [
+const POLICIES: [(&str, IsLeft); 5] = [
     ("AscendingOrder", |left| left == [3, 4]),
     ("DescendingOrder", |left| left == [0, 1]),
     ("Newest", |left| left == [0, 1]),
