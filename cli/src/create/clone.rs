@@ -151,7 +151,7 @@ spec:
   annotationFilters: [a]
   template: {labelFilters: [b], annotationFilters: [c]}
   newMacAddresses: {i: 00-11-22, j: '02:00:00:00:00:01'}
-  newSMBiosSerial: n
+  newSMBiosSerial: 'n'
 status: {}
 ",
             ),

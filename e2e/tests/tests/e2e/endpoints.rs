@@ -44,7 +44,7 @@ fn rows() -> Vec<Row> {
         (PUT, VM, "restart", json!({"gracePeriodSeconds": 5}), 400, "only gracePeriod=0 is supported"),
         (PUT, VM, "restart", json!({"gracePeriodSeconds": -1}), 400, "greater or equal to 0"),
         (PUT, VM, "migrate", json!({"dryRun": ["Some"]}), 400, "dryRun"),
-        (PUT, VM, "migrate", all.clone(), 500, "Cannot migrate VMI, Reason: InterfaceNotLiveMigratable"),
+        (PUT, VM, "migrate", all.clone(), 400, "Cannot migrate VMI, Reason: InterfaceNotLiveMigratable"),
         (GET, VM, "expand-spec", none.clone(), 200, "VirtualMachine"),
         (PUT, VM, "addvolume", json!({}), 400, "AddVolumeOptions requires name to be set"),
         (PUT, VM, "addvolume", volume.clone(), 202, ""),
