@@ -8,7 +8,6 @@ use ferrovirt_e2e_tests::{
     storage::{Backing, Storage},
     story, story_alone,
 };
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
@@ -124,11 +123,5 @@ async fn refused(s: &Story) -> Result<()> {
         let Err(refusal) = begin(s, name).await else { anyhow::bail!("{name} migrates") };
         ensure!(format!("{refusal:#}").contains(reason), "{refusal:#} lacks {reason}");
     }
-    // An unsupported setting is refused by name.
-    let installation = s.installation_api("KubeVirt");
-    let patch = Patch::Merge(json!({"spec": {"configuration": {"migrations": {"disableTLS": true}}}}));
-    let trial = installation.patch("kubevirt", &PatchParams::default().dry_run(), &patch).await;
-    let refusal = trial.err().context("disableTLS is accepted")?.to_string();
-    ensure!(refusal.contains("disableTLS"), "{refusal}");
     Ok(())
 }
