@@ -1,79 +1,119 @@
 //! The limit of this process's requests to the API server, as the cluster configuration sets it. Without one, requests do not wait.
 //!
-//! A token bucket: requests wait in their order for a token, and one that its caller gives up costs none. Requests about leases do
-//! not wait, because a leader that cannot renew its lease in time loses the lead.
+//! A token bucket: requests take tokens in the order of their arrival, and each waits until its own is due. They hold no lock
+//! meanwhile: one that its caller stops to poll, or gives up, delays no others. Requests about leases do not wait, because a leader that
+//! cannot renew its lease in time loses the lead, and neither do those about the KubeVirt object, which holds the limit.
 
 use std::{
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{LazyLock, Mutex},
     time::Duration,
 };
 
 use api::config::RequestLimit;
 use tokio::time::Instant;
 
+use crate::lock;
+
 /// Longest wait before the limit is looked at again, which can change meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Shortest wait, that of a timer.
-const SHORTEST: Duration = Duration::from_millis(1);
+/// Longest wait for a token.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// Group of leases in the path of a request.
 const LEASES: &str = "/apis/coordination.k8s.io/";
+/// Resource of the KubeVirt object in the path of a request.
+const KUBEVIRTS: &str = "/kubevirts";
 
 /// The limit in force. All clients of a process share it.
 static LIMITER: LazyLock<Limiter> = LazyLock::new(Limiter::default);
 
 /// Sets the limit of this process; `None` for none.
 pub fn limit_requests(limit: Option<RequestLimit>) {
-    *LIMITER.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+    *lock(&LIMITER.limit) = limit;
 }
 
 /// Waits until a request for `path` may be sent. Returns the time of the wait where there is a limit.
 pub(super) async fn wait(path: &str) -> Option<Duration> {
-    if path.starts_with(LEASES) { None } else { LIMITER.wait().await }
+    if is_limited(path) { LIMITER.wait().await } else { None }
+}
+
+fn is_limited(path: &str) -> bool {
+    !path.starts_with(LEASES) && !path.contains(KUBEVIRTS)
 }
 
 #[derive(Default)]
 struct Limiter {
     limit: Mutex<Option<RequestLimit>>,
-    /// Locked by the request that is next.
-    bucket: tokio::sync::Mutex<Bucket>,
+    bucket: Mutex<Option<Bucket>>,
 }
 
 impl Limiter {
     fn limit(&self) -> Option<RequestLimit> {
-        *self.limit.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.limit)
     }
 
     async fn wait(&self) -> Option<Duration> {
         self.limit()?;
         let started = Instant::now();
-        let mut bucket = self.bucket.lock().await;
         while let Some(limit) = self.limit() {
-            match bucket.take(limit, Instant::now()) {
-                Ok(()) => break,
-                Err(pause) => tokio::time::sleep(pause.min(LOOK_AGAIN)).await,
+            let mut token = Token::take(&self.bucket, limit, Instant::now());
+            while self.limit() == Some(limit) {
+                let now = Instant::now();
+                if now >= token.due {
+                    token.used = true;
+                    return Some(started.elapsed());
+                }
+                tokio::time::sleep_until(token.due.min(now + LOOK_AGAIN)).await;
             }
         }
         Some(started.elapsed())
     }
 }
 
-/// Tokens at a time; none before the first request.
-#[derive(Default)]
-struct Bucket(Option<(f64, Instant)>);
+/// Tokens of a limit at a time. Fewer than none: requests wait for them.
+struct Bucket {
+    limit: RequestLimit,
+    tokens: f64,
+    since: Instant,
+}
 
 impl Bucket {
-    /// Takes a token, or returns the time until there is one.
-    fn take(&mut self, limit: RequestLimit, now: Instant) -> Result<(), Duration> {
-        let (tokens, since) = self.0.unwrap_or((limit.burst, now));
-        let tokens = limit.burst.min(tokens + now.duration_since(since).as_secs_f64() * limit.qps);
-        let left = tokens - 1.0;
-        if left < 0.0 {
-            self.0 = Some((tokens, now));
-            let pause = Duration::try_from_secs_f64(-left / limit.qps).unwrap_or(LOOK_AGAIN);
-            return Err(pause.max(SHORTEST));
+    /// Takes a token and returns the time at which it is due. A bucket of another limit is replaced by a full one.
+    fn take(bucket: &mut Option<Self>, limit: RequestLimit, now: Instant) -> Instant {
+        let full = Self { limit, tokens: limit.burst, since: now };
+        let bucket = match bucket {
+            Some(bucket) if bucket.limit == limit => bucket,
+            other => other.insert(full),
+        };
+        let passed = now.duration_since(bucket.since).as_secs_f64();
+        bucket.tokens = limit.burst.min(bucket.tokens + passed * limit.qps) - 1.0;
+        bucket.since = now;
+        let pause = Duration::try_from_secs_f64((-bucket.tokens).max(0.0) / limit.qps);
+        now + pause.unwrap_or(LONGEST).min(LONGEST)
+    }
+}
+
+/// A token of a request. It goes back into the bucket unless it is used.
+struct Token<'a> {
+    bucket: &'a Mutex<Option<Bucket>>,
+    limit: RequestLimit,
+    due: Instant,
+    used: bool,
+}
+
+impl<'a> Token<'a> {
+    fn take(bucket: &'a Mutex<Option<Bucket>>, limit: RequestLimit, now: Instant) -> Self {
+        let due = Bucket::take(&mut lock(bucket), limit, now);
+        Self { bucket, limit, due, used: false }
+    }
+}
+
+impl Drop for Token<'_> {
+    fn drop(&mut self) {
+        if !self.used
+            && let Some(bucket) = lock(self.bucket).as_mut().filter(|bucket| bucket.limit == self.limit)
+        {
+            bucket.tokens += 1.0;
         }
-        self.0 = Some((left, now));
-        Ok(())
     }
 }
 
@@ -84,24 +124,44 @@ mod tests {
     #[test]
     fn tokens_come_back_with_time_up_to_the_burst() {
         let (limit, start) = (RequestLimit { qps: 2.0, burst: 3.0 }, Instant::now());
-        let mut bucket = Bucket::default();
+        let mut bucket = None;
         // milliseconds since the start, wait in milliseconds
         for (at, expected) in [
             (0, 0),
             (0, 0),
             (0, 0),
             (0, 500),
-            (250, 250),
-            (500, 0),
-            (500, 500),
-            // Ten tokens, of which three fit.
+            (250, 750),
+            (1000, 500),
+            // Nine tokens, of which three fit.
             (5500, 0),
             (5500, 0),
             (5500, 0),
             (5500, 500),
         ] {
-            let found = bucket.take(limit, start + Duration::from_millis(at)).err().unwrap_or_default();
-            assert_eq!(found.as_millis(), expected, "at {at}");
+            let now = start + Duration::from_millis(at);
+            let due = Bucket::take(&mut bucket, limit, now);
+            assert_eq!(due.duration_since(now).as_millis(), expected, "at {at}");
+        }
+        // A changed limit begins with a full bucket, and one that is hardly any has an end.
+        for (qps, burst, expected) in
+            [(1.0, 1.0, 0), (1.0, 1.0, 1000), (1e-300, 1.0, 0), (1e-300, 1.0, LONGEST.as_millis())]
+        {
+            let due = Bucket::take(&mut bucket, RequestLimit { qps, burst }, start);
+            assert_eq!(due.duration_since(start).as_millis(), expected, "{qps}");
+        }
+    }
+
+    #[test]
+    fn leases_and_the_holder_of_the_limit_do_not_wait() {
+        for (path, limited) in [
+            ("/api/v1/namespaces/n/pods", true),
+            ("/apis/kubevirt.io/v1/namespaces/n/virtualmachines/a/status", true),
+            ("/apis/coordination.k8s.io/v1/namespaces/n/leases/a", false),
+            ("/apis/kubevirt.io/v1/kubevirts", false),
+            ("/apis/kubevirt.io/v1/namespaces/n/kubevirts/kubevirt/status", false),
+        ] {
+            assert_eq!(is_limited(path), limited, "{path}");
         }
     }
 
@@ -116,15 +176,21 @@ mod tests {
             let given_up = tokio::time::timeout(Duration::from_millis(10), limiter.wait()).await;
             assert!(given_up.is_err());
         }
-        limiter.wait().await;
-        assert!(start.elapsed() < Duration::from_millis(1100), "{:?}", start.elapsed());
+        // Neither does one that nobody polls any more: streams of requests stop while their answers are processed.
+        let mut unpolled = std::pin::pin!(limiter.wait());
+        assert!(futures::poll!(&mut unpolled).is_pending());
+        let next = tokio::time::timeout(Duration::from_millis(2100), limiter.wait()).await;
+        assert!(next.is_ok(), "blocked by a request that is not polled");
+        assert!(futures::poll!(&mut unpolled).is_ready());
+        assert!(start.elapsed() < Duration::from_millis(2100), "{:?}", start.elapsed());
         // A limit that ends releases the requests that wait.
         *limiter.limit.lock().unwrap() = Some(RequestLimit { qps: 0.001, burst: 1.0 });
+        limiter.wait().await;
         let (start, released) = (Instant::now(), async {
             tokio::time::sleep(Duration::from_secs(5)).await;
             *limiter.limit.lock().unwrap() = None;
         });
         tokio::join!(limiter.wait(), released);
-        assert!(start.elapsed() < Duration::from_secs(7), "{:?}", start.elapsed());
+        assert!((5..7).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
     }
 }
