@@ -25,6 +25,20 @@ fn stored_invalid_configuration_blocks_no_other_change() {
 }
 
 #[test]
+fn placement_of_workloads_is_validated_from_the_creation_on() {
+    let placed = |key: &str| {
+        let spec = json!({"workloads": {"nodePlacement": {"nodeSelector": {key: "a"}}}});
+        let object = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "default"}, "spec": spec,
+        });
+        Call::new("/kubevirt-validate-create", "kubevirts", "CREATE", object)
+    };
+    placed("zone").allowed();
+    placed("no key").refused("DaemonSet.apps \"placement-validation-webhook\" is invalid");
+}
+
+#[test]
 fn installation_is_not_deleted_while_workloads_need_it() {
     const FINALIZER: &str = "kubevirt.io/foregroundDeleteKubeVirt";
     let blocked = |name: &str| Some(format!("Rejecting the uninstall request, since there are still {name} present."));

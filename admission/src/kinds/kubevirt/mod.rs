@@ -100,7 +100,10 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     if !context.lookups.list(&known)?.is_empty() {
         return Err(Interrupt::failed(400, "Kubevirt is already created"));
     }
-    Ok(context.decide(configuration_errors(&new), warnings(&new.spec, &KubeVirtSpec::default())))
+    let mut errors = configuration_errors(&new);
+    // Launcher pods would be refused.
+    validate_placement("DaemonSet", new.spec.workloads.as_ref(), &mut errors);
+    Ok(context.decide(errors, warnings(&new.spec, &KubeVirtSpec::default())))
 }
 
 /// Serves `/kubevirt-validate-update`.
