@@ -142,7 +142,9 @@ fn upgraded(vm: &VirtualMachine, copy: &InstancetypeRevision) -> Result<Option<C
         return Ok(None);
     };
     let object = revision::upgraded(&serde_json::from_str(&copy.object)?, origin.kind, &origin.metadata);
-    object.ok().map(|object| copy_of(vm, origin.kind, &origin.metadata, &object.to_string())).transpose()
+    let renewed = object.ok().map(|object| copy_of(vm, origin.kind, &origin.metadata, &object.to_string()));
+    // One that lacks only the label of its version has the name already.
+    Ok(renewed.transpose()?.filter(|renewed| renewed.metadata.name != copy.metadata.name))
 }
 
 /// Returns the copy of an object, which is `object` as JSON.

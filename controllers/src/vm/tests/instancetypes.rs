@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{config::ReferencePolicy, instancetype::MatchedKind};
+use api::{config::ReferencePolicy, instancetype::MatchedKind, vm::status::ControllerRevisionRef};
 
 use super::*;
 use crate::resources::{instancetype_revisions::InstancetypeRevision, instancetypes::CachedInstancetype};
@@ -181,10 +181,11 @@ fn copy_whose_name_is_taken_prevents_the_start() {
 
 #[test]
 fn copy_in_a_former_version_is_replaced() {
-    let former = |owner: &str| {
+    const RENEWED: &str = "v-u1.small-v1beta1-u-0-2";
+    let former = |name: &str, owner: &str| {
         let copy: ControllerRevision = serde_json::from_value(json!({
             "metadata": {
-                "name": COPY, "namespace": "d", "uid": "copy-uid",
+                "name": name, "namespace": "d", "uid": "copy-uid",
                 "labels": {
                     "instancetype.kubevirt.io/object-kind": "VirtualMachineClusterInstancetype",
                     "instancetype.kubevirt.io/object-name": "u1.small",
@@ -204,13 +205,13 @@ fn copy_in_a_former_version_is_replaced() {
         .unwrap();
         Lookup::Revision(Arc::new(InstancetypeRevision::from(copy)))
     };
-    let decided = |vm: &VirtualMachine, owner: &str| {
-        let (instancetype, preference) = (former(owner), kept_preference());
+    let decided = |vm: &VirtualMachine, name: &str, owner: &str| {
+        let (instancetype, preference) = (former(name, owner), kept_preference());
         let config = ClusterConfig::default();
         decide(&Observed { instancetype, preference, ..observed(vm, None, None, &config) }).unwrap()
     };
     let vm = naming("Halted", &kept());
-    let decision = decided(&vm, "vm-uid");
+    let decision = decided(&vm, COPY, "vm-uid");
     let [
         Effect::Create { kind: Kind::ControllerRevision, object, .. },
         Effect::Patch { kind: Kind::VirtualMachine, patch, .. },
@@ -220,16 +221,19 @@ fn copy_in_a_former_version_is_replaced() {
     else {
         panic!("{decision:?}")
     };
-    let renewed = "v-u1.small-v1beta1-u-0-2";
-    assert_eq!((&object["metadata"]["name"], name.as_str()), (&json!(renewed), COPY));
+    assert_eq!((&object["metadata"]["name"], name.as_str()), (&json!(RENEWED), COPY));
     assert_eq!(object["metadata"]["labels"]["instancetype.kubevirt.io/object-version"], "v1beta1");
     assert_eq!(object["data"]["apiVersion"], "instancetype.kubevirt.io/v1beta1");
     assert_eq!(object["data"]["spec"], json!({"cpu": {"guest": 2}, "memory": {"guest": "1Gi"}}));
-    assert_eq!(patch["status"]["instancetypeRef"]["controllerRevisionRef"]["name"], renewed);
-    // Copies of others, and one that the spec names, stay as they are.
+    assert_eq!(patch["status"]["instancetypeRef"]["controllerRevisionRef"]["name"], RENEWED);
+    // Copies of others, one that the spec names, and one that has the name of its successor stay as they are.
     let mut named = vm.clone();
     named.spec.instancetype.as_mut().unwrap().revision_name = Some(COPY.to_owned());
-    for decision in [decided(&vm, "other"), decided(&named, "vm-uid")] {
+    let mut present = vm.clone();
+    present.status.as_mut().unwrap().instancetype_ref.as_mut().unwrap().controller_revision_ref =
+        Some(ControllerRevisionRef { name: Some(RENEWED.to_owned()) });
+    for decision in [decided(&vm, COPY, "other"), decided(&named, COPY, "vm-uid"), decided(&present, RENEWED, "vm-uid")]
+    {
         assert!(made(&decision, Kind::ControllerRevision).is_empty());
         assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Delete { .. })), "{decision:?}");
     }
