@@ -22,6 +22,8 @@ struct Setting {
 
 /// Most names of feature gates that do not exist in one report: they are not bounded.
 const UNKNOWN_GATES: usize = 8;
+/// Most characters of such a name.
+const NAME_LENGTH: usize = 64;
 
 const COMPONENTS: &str = "the chart renders the components, use its values virtApi, virtController and virtHandler, or a post-renderer of Helm";
 const LABELS: &str = "use the chart's value commonLabels";
@@ -29,6 +31,8 @@ const NO_SUCH_PROCESS: &str = "there is no such process";
 const MEDIATED: &str = "mediated devices are not supported yet, VMs that use them are refused";
 const POD_TERMS: &str =
     "use the chart's value virtHandler.affinity; nodeSelector and required node affinity have an effect";
+
+const NO_LIMIT: &str = "only a positive number is a limit";
 
 const fn setting(field: &'static str, instead: &'static str) -> Setting {
     Setting { field, instead }
@@ -56,21 +60,28 @@ const SETTINGS: &[Setting] = &[
     setting("spec.productVersion", LABELS),
     setting("spec.serviceMonitorNamespace", "use the chart's value metrics.serviceMonitor.namespace"),
     setting("spec.synchronizationPort", NO_SUCH_PROCESS),
+    setting(
+        "spec.workloads.nodePlacement.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution",
+        POD_TERMS,
+    ),
     setting("spec.workloads.nodePlacement.affinity.podAffinity", POD_TERMS),
     setting("spec.workloads.nodePlacement.affinity.podAntiAffinity", POD_TERMS),
     setting("spec.workloads.nodePlacement.tolerations", "use the chart's value virtHandler.tolerations"),
     setting("spec.workloads.replicas", "virt-handler has one pod on each node"),
+    setting("spec.configuration.apiConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", NO_LIMIT),
     setting(
         "spec.configuration.changedBlockTrackingLabelSelectors",
         "incremental backup is not supported yet, its objects are refused",
     ),
     setting("spec.configuration.confidentialCompute", "encrypted guests are refused"),
+    setting("spec.configuration.controllerConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", NO_LIMIT),
     setting(
         "spec.configuration.developerConfiguration.diskVerification",
         "virt-launcher reads no more than the first 512 bytes of an image to verify it",
     ),
     setting("spec.configuration.developerConfiguration.logVerbosity.virtOperator", NO_SUCH_PROCESS),
     setting("spec.configuration.developerConfiguration.logVerbosity.virtSynchronizationController", NO_SUCH_PROCESS),
+    setting("spec.configuration.handlerConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", NO_LIMIT),
     setting("spec.configuration.ksmConfiguration", "set up kernel same-page merging on the nodes themselves"),
     setting("spec.configuration.mediatedDevicesConfiguration", MEDIATED),
     setting(
@@ -164,8 +175,10 @@ pub(super) fn settings(spec: &KubeVirtSpec) -> Vec<String> {
     let refused = refused.filter_map(|gate| {
         Some(format!("feature gate {gate}: its feature is not supported yet: {}", refused_feature(*gate)?))
     });
-    let unknown =
-        unknown.into_iter().take(UNKNOWN_GATES).map(|(name, _)| format!("feature gate {name}: does not exist"));
+    let unknown = unknown.into_iter().take(UNKNOWN_GATES).map(|(name, _)| {
+        let name: String = name.chars().take(NAME_LENGTH).collect();
+        format!("feature gate {name}: does not exist")
+    });
     fields.chain(refused).chain(unknown).collect()
 }
 
@@ -181,7 +194,9 @@ fn used(spec: &KubeVirtSpec) -> impl Iterator<Item = Used> {
     let mut object = serde_json::json!({"spec": spec});
     SETTINGS.iter().filter_map(move |setting| {
         let value = object.pointer_mut(&format!("/{}", setting.field.replace('.', "/")))?.take();
-        is_set(&value).then_some(Used { setting, value })
+        let is_used =
+            if setting.instead == NO_LIMIT { value.as_f64().is_some_and(|qps| qps <= 0.0) } else { is_set(&value) };
+        is_used.then_some(Used { setting, value })
     })
 }
 
@@ -261,6 +276,10 @@ mod tests {
             ("spec.serviceMonitorNamespace", json!("monitoring")),
             ("spec.synchronizationPort", json!("9185")),
             (
+                "spec.workloads.nodePlacement.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution",
+                json!([{"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}]),
+            ),
+            (
                 "spec.workloads.nodePlacement.affinity.podAffinity",
                 json!({"requiredDuringSchedulingIgnoredDuringExecution": []}),
             ),
@@ -270,6 +289,12 @@ mod tests {
             ),
             ("spec.workloads.nodePlacement.tolerations", json!([{"key": "a", "operator": "Exists"}])),
             ("spec.workloads.replicas", json!(2)),
+            ("spec.configuration.apiConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", json!(0.0)),
+            (
+                "spec.configuration.controllerConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps",
+                json!(-0.5),
+            ),
+            ("spec.configuration.handlerConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", json!(0)),
             ("spec.configuration.changedBlockTrackingLabelSelectors", json!({"namespaceLabelSelector": {}})),
             ("spec.configuration.confidentialCompute", json!({"tdx": {}})),
             ("spec.configuration.developerConfiguration.diskVerification", json!({"memoryLimit": "1Gi"})),
@@ -293,7 +318,9 @@ mod tests {
             ("spec.configuration.vmStateStorageClass", json!("fast")),
             ("spec.configuration.webhookConfiguration.restClient.rateLimiter", limit.clone()),
         ] {
-            let object = field.rsplit('.').fold(value, |inner, name| json!({name: inner}));
+            let value = if field.ends_with(".qps") { json!({"qps": value, "burst": 1}) } else { value };
+            let path = field.trim_end_matches(".qps");
+            let object = path.rsplit('.').fold(value, |inner, name| json!({name: inner}));
             let (ignored, empty) = (spec(object["spec"].clone()), KubeVirtSpec::default());
             assert_eq!(fields_of(&warnings(&ignored, &empty)), [field]);
             let listed = settings(&ignored);
@@ -321,6 +348,8 @@ mod tests {
         let names: Vec<String> = (0..1000).map(|index| format!("Gate{index}")).collect();
         let many = settings(&spec(json!({"configuration": {"developerConfiguration": {"featureGates": names}}})));
         assert_eq!(many.len(), UNKNOWN_GATES);
+        let long = json!({"featureGates": ["G".repeat(100_000)]});
+        assert!(settings(&spec(json!({"configuration": {"developerConfiguration": long}})))[0].len() < 128);
         for (name, _) in GATES {
             assert!(FeatureGate::parse(name).is_some(), "{name}");
         }
