@@ -358,3 +358,33 @@ fn denied(path: &Path, source: io::Error) -> ImportError {
         remedy,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    /// As on storage without `fallocate`, before the disk is written and after.
+    #[test]
+    fn holes_are_filled_with_zeros_and_written_parts_stay() {
+        const SIZE: u64 = 5 << 20;
+        for (is_written, kept) in [(true, b"data".as_slice()), (false, &[0; 4])] {
+            let data = std::env::temp_dir().join(format!("ferrovirt-holes-{}-{is_written}", std::process::id()));
+            fs::create_dir_all(&data).unwrap();
+            let path = data.join(PART);
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+            file.set_len(SIZE).unwrap();
+            file.write_all_at(b"data", 2 << 20).unwrap();
+            let kind = Kind::File(data.clone());
+            let disk = Disk { file, kind, capacity: SIZE, wanted: SIZE, preallocation: true, head: vec![], end: SIZE };
+            disk.fill_holes(SIZE, is_written, &Meter::default()).unwrap();
+            disk.file.sync_all().unwrap();
+            let mut expected = vec![0; SIZE as usize];
+            expected[2 << 20..(2 << 20) + 4].copy_from_slice(kept);
+            assert!(fs::read(&path).unwrap() == expected, "{is_written}");
+            assert!(disk.file.metadata().unwrap().blocks() * 512 >= SIZE, "{is_written}");
+            fs::remove_dir_all(&data).unwrap();
+        }
+    }
+}
