@@ -11,8 +11,11 @@ use serde::Deserialize;
 use crate::{
     agent::Agent,
     command::{program, run},
+    components, down,
     error::{Error, FileContext, Result},
-    host, kvm_result,
+    host,
+    kubectl::Kubectl,
+    kvm_result,
     plan::{Node, Plan},
     progress::Progress,
     render::{self, storage, vm::Files},
@@ -168,6 +171,15 @@ pub(crate) fn ctr(pid: i32, arguments: &[&str]) -> Result<String> {
     let program = format!("{}/bin/ctr", render::vm::DISK);
     let ctr = [&program, "--address", render::node::CONTAINERD_SOCKET, "--namespace", "k8s.io", "images"];
     command(pid, &[&ctr, arguments].concat())
+}
+
+/// Removes the VM and its node from a cluster that stays. The control plane removes the pods of the node.
+pub(crate) fn remove(plan: &Plan, progress: &Progress) -> Result<()> {
+    let node = plan.vm_node();
+    progress.step(format!("removing {}", node.name));
+    down::remove_node(&node)?;
+    let kubectl = Kubectl::new(&components::bin(plan)?, plan.kubeconfig());
+    kubectl.run("deleting the node", &["delete", "node", &node.name, "--ignore-not-found"]).map(drop)
 }
 
 /// Shell script that prints the state of a node.
