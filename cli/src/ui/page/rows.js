@@ -43,15 +43,18 @@ export function apply(list, { event, kind, row, message, namespace }) {
 }
 
 const FINAL = ['Succeeded', 'Failed'];
+/** Run strategies that the API server lets users start, and those that it stops without a VMI. */
+const STARTED = ['Halted', 'Manual', 'RerunOnFailure'];
+const STOPPED = ['Always', 'Once'];
 
 /** Returns the actions and pages that the state of a VM and of its VMI permits. */
 export function abilities(vm, vmi) {
   const lives = Boolean(vmi) && !FINAL.includes(vmi.phase);
   const runs = lives && vmi.phase === 'Running';
-  const starts = Boolean(vm) && vm.strategy !== 'Halted' && vm.strategy !== 'Manual';
+  const retries = vm?.strategy === 'RerunOnFailure' && vmi?.phase === 'Failed';
   return {
-    start: Boolean(vm) && !lives && !starts,
-    stop: Boolean(vm) && (lives || starts),
+    start: Boolean(vm) && !lives && !retries && STARTED.includes(vm.strategy),
+    stop: Boolean(vm) && (lives || STOPPED.includes(vm.strategy)),
     restart: Boolean(vm) && lives,
     pause: runs && !vmi.paused,
     unpause: runs && vmi.paused,
