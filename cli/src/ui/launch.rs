@@ -4,7 +4,7 @@ use std::{
     fs::{DirBuilder, OpenOptions},
     io::Write,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
 };
 
@@ -51,10 +51,15 @@ impl Drop for Bookmark {
 /// Opens a URL in the user's browser. The result must be kept until the browser has read it.
 pub(super) fn browser(url: &str) -> Result<Bookmark, Error> {
     let bookmark = Bookmark::create(url)?;
-    let mut command = tokio::process::Command::new(OPENER);
-    command.arg(bookmark.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().map_err(Error::io(format!("cannot start {OPENER}")))?;
+    detached(OPENER, &bookmark.path()).spawn().map_err(Error::io(format!("cannot start {OPENER}")))?;
     Ok(bookmark)
+}
+
+/// Returns a command in a process group of its own: the Ctrl+C that ends the server must not end a browser that it has started.
+fn detached(program: &str, file: &Path) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(program);
+    command.arg(file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    command
 }
 
 #[cfg(test)]
@@ -72,5 +77,17 @@ mod tests {
         let folder = bookmark.0.clone();
         drop(bookmark);
         assert!(!folder.exists());
+    }
+
+    #[tokio::test]
+    async fn browser_has_a_process_group_of_its_own() {
+        // The file is the argument of sleep here.
+        let mut browser = detached("sleep", Path::new("60")).spawn().unwrap();
+        let id = browser.id().unwrap().to_string();
+        let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+        browser.kill().await.unwrap();
+        // After the name of the program in parentheses: state, parent, process group.
+        let (_, state) = state.rsplit_once(") ").unwrap();
+        assert_eq!(state.split(' ').nth(2), Some(id.as_str()), "{state}");
     }
 }
