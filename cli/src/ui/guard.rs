@@ -53,7 +53,9 @@ impl Guard {
     /// Returns the path below the token.
     pub(super) fn admit<'a>(&self, request: &'a Parts) -> Result<&'a str, Denied> {
         let host = only(&request.headers, &header::HOST).ok_or(Denied::Host)?;
-        if !HOSTS.iter().any(|name| host == format!("{name}:{}", self.port)) {
+        // Browsers leave out the port of the scheme.
+        let is_own = |name: &&str| host == format!("{name}:{}", self.port) || (self.port == 80 && host == *name);
+        if !HOSTS.iter().any(is_own) {
             return Err(Denied::Host);
         }
         let path = request.uri.path().strip_prefix('/').and_then(|path| path.split_once('/'));
@@ -124,6 +126,21 @@ mod tests {
             ("POST", "/secret/vms/a/b/stop", &[host, ("origin", "http://localhost:8080")], Err(Denied::Origin)),
         ] {
             assert_eq!(guard("secret").admit(&parts(method, path, headers)), expected, "{method} {path} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn port_of_the_scheme_may_be_left_out() {
+        let guard = Guard { token: "secret".to_owned(), port: 80 };
+        for (host, origin, expected) in [
+            ("127.0.0.1", "http://127.0.0.1", Ok("watch")),
+            ("localhost:80", "http://localhost:80", Ok("watch")),
+            ("127.0.0.1", "http://localhost", Err(Denied::Origin)),
+            ("example.com", "http://example.com", Err(Denied::Host)),
+        ] {
+            let request =
+                parts("GET", "/secret/watch", &[("host", host), ("origin", origin), ("upgrade", "websocket")]);
+            assert_eq!(guard.admit(&request), expected, "{host} {origin}");
         }
     }
 
