@@ -82,6 +82,7 @@ pub(crate) fn object_name(argument: &str) -> Result<&str, Error> {
     // The name becomes part of a URL path.
     let valid = !name.is_empty()
         && name.len() <= 253
+        && name.split('.').all(|part| !part.is_empty())
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
     if valid { Ok(name) } else { Err(Error::Usage(format!("{name:?} is not a valid name of a VM or VMI"))) }
 }
@@ -115,7 +116,7 @@ mod tests {
         for (argument, expected) in [("a", Some("a")), ("vmi/a.b-1", Some("a.b-1")), ("vm/a", Some("a"))] {
             assert_eq!(object_name(argument).ok(), expected);
         }
-        for argument in ["", "pod/a", "vm/", "a/../b", "A", "a?b=c", "a b"] {
+        for argument in ["", "pod/a", "vm/", "a/../b", "..", "vm/..", ".a", "A", "a?b=c", "a b"] {
             assert!(object_name(argument).is_err(), "{argument}");
         }
     }

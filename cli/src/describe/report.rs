@@ -74,7 +74,7 @@ fn claim(volume: &Value) -> Option<&str> {
 /// Returns true for names that can be part of a path or of a selector.
 fn is_name(name: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    !name.is_empty() && name.len() <= 253 && name.bytes().all(is_inner)
+    name.len() <= 253 && name.bytes().all(is_inner) && name.split('.').all(|part| !part.is_empty())
 }
 
 /// Returns the names of the claims and DataVolumes of all volumes.

@@ -79,6 +79,8 @@ mod tests {
             // Names become parts of paths of the API server; other texts are names of files that do not exist.
             (Method::POST, "vms/a/vm%2Fbox/stop", Err(StatusCode::METHOD_NOT_ALLOWED)),
             (Method::POST, "vms/A/box/stop", Err(StatusCode::METHOD_NOT_ALLOWED)),
+            (Method::POST, "vms/a/../stop", Err(StatusCode::METHOD_NOT_ALLOWED)),
+            (Method::POST, "vms/../box/stop", Err(StatusCode::METHOD_NOT_ALLOWED)),
             (Method::GET, "vms/a/b?c/console", Ok(Route::File("vms/a/b?c/console"))),
         ] {
             assert_eq!(parse(&method, path), expected, "{method} {path}");
