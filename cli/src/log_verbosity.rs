@@ -181,7 +181,8 @@ async fn show(connection: &Connection, components: &[usize], vms: &[String]) -> 
 
 /// Returns the verbosity of the running launcher of a VM.
 async fn launcher_level(connection: &Connection, vm: &str) -> Result<Option<u64>, Error> {
-    let Some(vmi) = connection.find(&connection.object_path("virtualmachineinstances", vm)).await? else {
+    let path = connection.object_path("virtualmachineinstances", object_name(vm)?);
+    let Some(vmi) = connection.find(&path).await? else {
         return Ok(None);
     };
     let Some(uid) = vmi["metadata"]["uid"].as_str() else { return Ok(None) };

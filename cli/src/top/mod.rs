@@ -110,16 +110,21 @@ async fn running(connection: &Connection, options: &TopOptions) -> Result<Vec<Va
         selector => format!("?labelSelector={}", encoded(&selector)),
     };
     let path = format!("/apis/kubevirt.io/v1/{namespace}virtualmachineinstances{selector}");
-    let mut vmis: Vec<Value> = migrations::all(connection, &path).await?;
-    if !names.is_empty() {
-        vmis.retain(|vmi| vmi["metadata"]["name"].as_str().is_some_and(|name| names.contains(&name)));
-        let is_missing = |name: &&&str| !vmis.iter().any(|vmi| vmi["metadata"]["name"] == **name);
-        if let Some(name) = names.iter().find(is_missing) {
-            return Err(Error::Usage(format!("VM {name} is not running; see: kubectl virt describe {name}")));
-        }
-    }
+    selected(migrations::all(connection, &path).await?, &names)
+}
+
+/// Returns the running VMIs, those of the names if there are any. Each name must be that of a running VMI.
+fn selected(mut vmis: Vec<Value>, names: &[&str]) -> Result<Vec<Value>, Error> {
     vmis.retain(|vmi| vmi["status"]["phase"] == "Running");
-    Ok(vmis)
+    if names.is_empty() {
+        return Ok(vmis);
+    }
+    vmis.retain(|vmi| vmi["metadata"]["name"].as_str().is_some_and(|name| names.contains(&name)));
+    let is_missing = |name: &&&str| !vmis.iter().any(|vmi| vmi["metadata"]["name"] == **name);
+    match names.iter().find(is_missing) {
+        Some(name) => Err(Error::Usage(format!("VM {name} is not running; see: kubectl virt describe {name}"))),
+        None => Ok(vmis),
+    }
 }
 
 /// Encodes a label selector for a query.
@@ -325,6 +330,26 @@ mod tests {
             json!({"name": "root", "readBytesPerSecond": 1024.0, "writeBytesPerSecond": 4096.0})
         );
         assert_eq!(usage["interfaces"][0]["receiveBytesPerSecond"], 100.0);
+    }
+
+    #[test]
+    fn named_vms_must_run() {
+        let vmi = |name: &str, phase: &str| json!({"metadata": {"name": name}, "status": {"phase": phase}});
+        let vmis = || vec![vmi("a", "Running"), vmi("b", "Scheduling"), vmi("c", "Running")];
+        for (names, expected) in [
+            (&[][..], Ok(vec!["a", "c"])),
+            (&["c"], Ok(vec!["c"])),
+            (&["a", "b"], Err("VM b is not running; see: kubectl virt describe b")),
+            (&["none"], Err("VM none is not running; see: kubectl virt describe none")),
+        ] {
+            match (selected(vmis(), names), expected) {
+                (Ok(found), Ok(expected)) => {
+                    assert_eq!(found.iter().map(|vmi| text(&vmi["metadata"]["name"])).collect::<Vec<_>>(), expected);
+                }
+                (Err(error), Err(expected)) => assert_eq!(error.to_string(), expected),
+                (found, expected) => panic!("{found:?} instead of {expected:?}"),
+            }
+        }
     }
 
     #[test]
