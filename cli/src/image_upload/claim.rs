@@ -88,6 +88,15 @@ pub(super) fn data_source(options: &UploadOptions, name: &str, namespace: &str) 
     })
 }
 
+/// Returns the change of a DataSource that exists, which loses a source of another kind.
+pub(super) fn data_source_patch(manifest: &Value) -> Value {
+    let mut patch = manifest.clone();
+    for other in ["snapshot", "dataSource"] {
+        patch["spec"]["source"][other] = Value::Null;
+    }
+    patch
+}
+
 fn annotation<'a>(claim: &'a PersistentVolumeClaim, name: &str) -> Option<&'a str> {
     claim.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
@@ -266,6 +275,16 @@ mod tests {
             })
         );
         assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
+    }
+
+    #[test]
+    fn data_source_has_one_source() {
+        let made = data_source(&options(&["dv", "a", "--size=1Gi", "--image-path=i"]), "a", "ns");
+        let source = json!({"pvc": {"name": "a", "namespace": "ns"}});
+        assert_eq!(made["spec"], json!({"source": source}));
+        let mut expected = made.clone();
+        expected["spec"]["source"] = json!({"pvc": source["pvc"], "snapshot": null, "dataSource": null});
+        assert_eq!(data_source_patch(&made), expected);
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub(crate) struct UploadOptions {
     /// Address of the upload proxy; default: that of CDI's configuration
     #[arg(long, value_name = "URL")]
     uploadproxy_url: Option<String>,
-    /// Do not check the certificate of the upload proxy
+    /// Do not check the certificate of the upload proxy, and permit one without TLS
     #[arg(long)]
     insecure: bool,
     /// Seconds to wait until the upload can begin
@@ -269,7 +269,8 @@ async fn data_source(connection: &Connection, options: &UploadOptions, name: &st
     let namespace = &connection.namespace;
     let sources = format!("{CDI}/namespaces/{namespace}/datasources");
     let manifest = claim::data_source(options, name, namespace);
-    match connection.patch(&format!("{sources}/{name}"), manifest.to_string().into_bytes()).await {
+    let patch = claim::data_source_patch(&manifest).to_string().into_bytes();
+    match connection.patch(&format!("{sources}/{name}"), patch).await {
         Ok(_) => say!("Updated an existing DataSource {namespace}/{name}"),
         Err(error) if is_not_found(&error) => {
             connection.call(Method::POST, &sources, manifest.to_string().into_bytes()).await?;

@@ -40,8 +40,12 @@ impl Source {
         let failed = || Error::io(format!("failed to open image file {}", path.display()));
         let file = File::open(path).await.map_err(failed())?;
         let metadata = file.metadata().await.map_err(failed())?;
-        if metadata.is_dir() {
-            return Err(Error::Usage(format!("failed to open image file {}: it is a directory", path.display())));
+        // Devices and pipes have no length that could be announced.
+        if !metadata.is_file() {
+            return Err(Error::Usage(format!(
+                "failed to open image file {}: it is not a regular file",
+                path.display()
+            )));
         }
         Ok(Self { path: path.to_owned(), length: metadata.len() })
     }
@@ -82,7 +86,7 @@ pub(super) async fn send(
     attempts: u32,
     mut token: impl AsyncFnMut() -> Result<String, Error>,
 ) -> Result<(), Error> {
-    let addresses = [address(proxy, ASYNCHRONOUS)?, address(proxy, SYNCHRONOUS)?];
+    let addresses = [address(proxy, ASYNCHRONOUS, insecure)?, address(proxy, SYNCHRONOUS, insecure)?];
     let mut config = kube::Config::new(addresses[0].clone());
     config.accept_invalid_certs = insecure;
     let connector = config.rustls_https_connector().map_err(|error| Error::Stream(error.to_string()))?;
@@ -153,15 +157,17 @@ fn failure(status: StatusCode, body: &[u8]) -> Failure {
     }
 }
 
-/// Appends a path of the proxy to its address, unless the address has it.
-fn address(proxy: &str, path: &str) -> Result<Uri, Error> {
+/// Appends a path of the proxy to its address, unless the address has it. Token and image pass in clear text on request only.
+fn address(proxy: &str, path: &str, insecure: bool) -> Result<Uri, Error> {
     let wrong =
         |why: &dyn std::fmt::Display| Error::Usage(format!("{proxy:?} is not the address of an upload proxy: {why}"));
     let base = proxy.trim_end_matches('/');
     let base = [ASYNCHRONOUS, SYNCHRONOUS].iter().find_map(|known| base.strip_suffix(known)).unwrap_or(base);
     let uri: Uri = format!("{base}{path}").parse().map_err(|error| wrong(&error))?;
     match (uri.scheme_str(), uri.host()) {
-        (Some("https" | "http"), Some(_)) => Ok(uri),
+        (Some("https"), Some(_)) => Ok(uri),
+        (Some("http"), Some(_)) if insecure => Ok(uri),
+        (Some("http"), Some(_)) => Err(wrong(&"the token would pass in clear text; use https, or --insecure")),
         _ => Err(wrong(&"an URL with https is expected")),
     }
 }
@@ -190,14 +196,17 @@ mod tests {
 
     #[test]
     fn addresses_get_the_path_of_the_proxy() {
-        for (proxy, expected) in [
-            ("https://a.example.com", Some("https://a.example.com/v1beta1/upload")),
-            ("https://a.example.com/cdi/", Some("https://a.example.com/cdi/v1beta1/upload")),
-            ("https://a.example.com/v1beta1/upload-async", Some("https://a.example.com/v1beta1/upload")),
-            ("ftp://a.example.com", None),
-            ("https://", None),
+        for (proxy, insecure, expected) in [
+            ("https://a.example.com", false, Some("https://a.example.com/v1beta1/upload")),
+            ("https://a.example.com/cdi/", false, Some("https://a.example.com/cdi/v1beta1/upload")),
+            ("https://a.example.com/v1beta1/upload-async", false, Some("https://a.example.com/v1beta1/upload")),
+            ("http://a.example.com", false, None),
+            ("http://a.example.com", true, Some("http://a.example.com/v1beta1/upload")),
+            ("ftp://a.example.com", true, None),
+            ("https://", false, None),
         ] {
-            assert_eq!(address(proxy, SYNCHRONOUS).ok().map(|uri| uri.to_string()).as_deref(), expected, "{proxy}");
+            let found = address(proxy, SYNCHRONOUS, insecure).ok().map(|uri| uri.to_string());
+            assert_eq!(found.as_deref(), expected, "{proxy}");
         }
     }
 
@@ -284,8 +293,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_file_is_named() {
-        let error = Source::open(Path::new("/nonexistent/image")).await.err().unwrap().to_string();
-        assert!(error.contains("/nonexistent/image"), "{error}");
+    async fn file_that_is_missing_or_has_no_length_is_named() {
+        for (path, why) in
+            [("/nonexistent/image", "failed to open"), ("/dev/null", "not a regular file"), ("/", "not a regular file")]
+        {
+            let error = Source::open(Path::new(path)).await.err().unwrap().to_string();
+            assert!(error.contains(path) && error.contains(why), "{error}");
+        }
     }
 }
