@@ -83,9 +83,12 @@ pub(crate) struct RemoveOptions {
 pub(crate) struct PasswordOptions {
     #[command(flatten)]
     subject: Subject,
-    /// The password
-    #[arg(long, short = 'p')]
-    password: String,
+    /// The password. Other users of this host can see it: prefer --password-file
+    #[arg(long, short = 'p', required_unless_present = "password_file")]
+    password: Option<String>,
+    /// File with the password
+    #[arg(long, value_name = "FILE", conflicts_with = "password")]
+    password_file: Option<PathBuf>,
 }
 
 pub(crate) async fn run(connection: &Connection, command: &CredentialsCommand) -> Result<(), Error> {
@@ -96,18 +99,27 @@ pub(crate) async fn run(connection: &Connection, command: &CredentialsCommand) -
     }
 }
 
+/// Returns the given text, else the content of the file.
+fn given(value: Option<&String>, file: Option<&PathBuf>, what: &str) -> Result<String, Error> {
+    let mut text = value.cloned().unwrap_or_default();
+    if let (None, Some(file)) = (value, file) {
+        let read = File::open(file).and_then(|opened| opened.take(MAX_FILE).read_to_string(&mut text));
+        read.map_err(Error::io(format!("error getting {what}: cannot read {}", file.display())))?;
+    }
+    Ok(text)
+}
+
+impl PasswordOptions {
+    fn read(&self) -> Result<String, Error> {
+        let text = given(self.password.as_ref(), self.password_file.as_ref(), "password")?;
+        // The line end of a file is no part of the password.
+        Ok(if self.password.is_some() { text } else { text.trim_end_matches(['\r', '\n']).to_owned() })
+    }
+}
+
 impl Key {
     fn read(&self) -> Result<String, Error> {
-        let text = match (&self.value, &self.file) {
-            (Some(value), _) => value.clone(),
-            (None, Some(file)) => {
-                let mut text = String::new();
-                let read = File::open(file).and_then(|opened| opened.take(MAX_FILE).read_to_string(&mut text));
-                read.map_err(Error::io(format!("error getting ssh key: cannot read {}", file.display())))?;
-                text
-            }
-            (None, None) => String::new(),
-        };
+        let text = given(self.value.as_ref(), self.file.as_ref(), "ssh key")?;
         match text.trim() {
             "" => Err(Error::Usage("error getting ssh key: it is empty".to_owned())),
             key => Ok(key.to_owned()),
@@ -170,8 +182,11 @@ fn check_owner(secret: &Secret, vm: &Value) -> Result<(), Error> {
     }
 }
 
+/// Returns true if a line holds the key, which needs no comment. A type of keys alone must not select all of them.
 fn has_key(line: &str, key: &str) -> bool {
-    line.trim().starts_with(key)
+    let line = line.trim();
+    let is_complete = key.contains(char::is_whitespace);
+    line.strip_prefix(key).is_some_and(|rest| rest.is_empty() || (is_complete && rest.starts_with(char::is_whitespace)))
 }
 
 /// Returns the changes of a Secret's data that remove a key.
@@ -332,6 +347,7 @@ async fn remove_from(connection: &Connection, vm: &Value, name: &str, key: &str,
 
 async fn set_password(connection: &Connection, options: &PasswordOptions) -> Result<(), Error> {
     let subject = &options.subject;
+    let password = options.read()?;
     let vm = connection.read_vm(&subject.vm).await?;
     let secrets = password_secrets(&vm);
     if secrets.is_empty() {
@@ -341,7 +357,7 @@ async fn set_password(connection: &Connection, options: &PasswordOptions) -> Res
     if !subject.force {
         check_owner(&connection.read_secret(name).await?, &vm)?;
     }
-    let patch = json!({"stringData": {subject.user.as_str(): options.password}}).to_string().into_bytes();
+    let patch = json!({"stringData": {subject.user.as_str(): password}}).to_string().into_bytes();
     connection.patch(&connection.secret_path(name)?, patch).await?;
     say!("Successfully set password in secret \"{name}\"")
 }
@@ -420,7 +436,25 @@ mod tests {
             without_key(&data, "ssh-ed25519 A"),
             json!({"data": {"one": null}, "stringData": {"both": "ssh-ed25519 B you"}})
         );
-        assert_eq!(without_key(&data, "ssh-rsa"), json!({"data": {}, "stringData": {}}));
+        for none in ["ssh-rsa", "ssh-ed25519", "ssh-ed25519 A m", "ssh-ed25519 A me too"] {
+            assert_eq!(without_key(&data, none), json!({"data": {}, "stringData": {}}), "{none}");
+        }
+    }
+
+    #[test]
+    fn password_can_be_in_a_file() {
+        let path = std::env::temp_dir().join(format!("set-password-{}", std::process::id()));
+        std::fs::write(&path, " p w \r\n").unwrap();
+        let file = format!("--password-file={}", path.display());
+        for (word, expected) in [(file.as_str(), " p w "), ("--password=p\n", "p\n")] {
+            let cli = parse(vec!["kubectl-virt", "credentials", "set-password", "m", "--user=joe", word]).unwrap();
+            let crate::command_line::Command::Credentials(CredentialsCommand::SetPassword(options)) = cli.command
+            else {
+                panic!("another command")
+            };
+            assert_eq!(options.read().unwrap(), expected, "{word}");
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
@@ -441,6 +475,7 @@ mod tests {
             &["add-ssh-key", "m", "-u=u", "--value=k", "--file=f"],
             &["add-ssh-key", "m", "-u=u", "--value=k", "--create-secret", "--update-secret"],
             &["set-password", "m", "--user=u"],
+            &["set-password", "m", "--user=u", "--password=p", "--password-file=f"],
         ] {
             assert!(parse([&["kubectl-virt", "credentials"], words].concat()).is_err(), "{words:?}");
         }

@@ -166,7 +166,7 @@ const EXAMPLES: [(&str, Examples); 49] = [
     ),
     (
         "credentials set-password",
-        &[("Set the password of a user", "credentials set-password my-vm --user=joe --password=my-password")],
+        &[("Set the password of a user", "credentials set-password my-vm --user=joe --password-file=my-password")],
     ),
     ("permitted-devices", &[("Print the devices", "permitted-devices")]),
     ("adm", &[("Print the log verbosity of all components", "adm log-verbosity --all")]),
