@@ -13,6 +13,8 @@ use crate::Error;
 
 const NAME: &str = "cloudinitdisk";
 const HEADER: &str = "#cloud-config";
+/// Texts that YAML takes for another value.
+const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
 /// Longest file with a password.
 const MAX_PASSWORD: u64 = 4096;
 
@@ -64,12 +66,12 @@ fn config(options: &Options, lets_agent_write: bool) -> Result<String, Error> {
     let mut config = HEADER.to_owned();
     // Writing to a text cannot fail.
     if let Some(user) = options.user.as_deref().filter(|user| !user.is_empty()) {
-        let _ = write!(config, "\nuser: {user}");
+        let _ = write!(config, "\nuser: {}", scalar(user));
     }
     if let Some(file) = &options.password_file {
         let password = password(file)?;
         if !password.is_empty() {
-            let _ = write!(config, "\npassword: {password}\nchpasswd: {{ expire: False }}");
+            let _ = write!(config, "\npassword: {}\nchpasswd: {{ expire: False }}", scalar(&password));
         }
     }
     if !options.ssh_key.is_empty() {
@@ -84,9 +86,41 @@ fn config(options: &Options, lets_agent_write: bool) -> Result<String, Error> {
     Ok(config)
 }
 
+/// Returns a text as in YAML. virtctl never quotes, so that a password such as `12#4` or `1234` does not reach the guest.
+fn scalar(text: &str) -> String {
+    let is_plain = text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && !WORDS.iter().any(|word| word.eq_ignore_ascii_case(text));
+    if is_plain { text.to_owned() } else { json!(text).to_string() }
+}
+
 fn password(file: &Path) -> Result<String, Error> {
     let mut text = String::new();
     let read = File::open(file).and_then(|opened| opened.take(MAX_PASSWORD).read_to_string(&mut text));
     read.map_err(|error| invalid("password-file", format_args!("{}: {error}", file.display())))?;
     Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn texts_stay_texts_in_yaml() {
+        for (text, expected) in [
+            ("fedora", "fedora"),
+            ("joe-1.a_b", "joe-1.a_b"),
+            ("1234", "\"1234\""),
+            ("a #b", "\"a #b\""),
+            ("a: b", "\"a: b\""),
+            ("No", "\"No\""),
+            ("a\"\nb\u{e9}", "\"a\\\"\\nb\u{e9}\""),
+        ] {
+            assert_eq!(scalar(text), expected);
+            let read: Value = serde_saphyr::from_str(&format!("password: {}", scalar(text))).unwrap();
+            assert_eq!(read["password"], text);
+        }
+    }
 }

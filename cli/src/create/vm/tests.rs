@@ -1,4 +1,4 @@
-//! Manifests that virtctl prints for the same arguments, from the sheets about KubeVirt 1.10.
+//! Manifests that virtctl of KubeVirt 1.10 prints for the same arguments.
 
 use serde_json::Value;
 
