@@ -14,12 +14,16 @@ use k8s_openapi::{
 
 use super::{
     BURST, Member, Observed, healing, manifest,
+    preservation::preserves,
     selection::select,
     update::{self, Roll},
     wanted_replicas,
 };
 use crate::{
-    resources::pool_revisions::{PoolRevision, PoolTemplate},
+    resources::{
+        pool_revisions::{PoolRevision, PoolTemplate},
+        vms::is_held_by_pool,
+    },
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
@@ -68,8 +72,11 @@ impl<'a> Changes<'a> {
         };
         let (current, outdated): (Vec<&Member>, Vec<&Member>) =
             update::candidates(pool, &kept).unwrap_or_default().into_iter().partition(is_current);
+        // Without the finalizer its disks would go with it.
+        let may_go = |member: &Member| !preserves(pool) || is_held_by_pool(&member.vm);
         let rolled =
             if update::is_proactive(pool) { update::rolled(observed, &current, &kept, &template) } else { Vec::new() };
+        let rolled = rolled.into_iter().filter(|(member, roll)| *roll != Roll::Replace || may_go(member));
         let numbered =
             outdated.into_iter().filter_map(|member| Some((member, manifest::index(&observed.pool, &member.vm)?)));
         let updated: Vec<(&Member, u32)> = numbered.take(BURST).collect();
@@ -78,9 +85,9 @@ impl<'a> Changes<'a> {
         let is_needed = !created.is_empty() || !updated.is_empty();
         Self {
             created,
-            deleted: failing.into_iter().chain(surplus).take(BURST).collect(),
+            deleted: failing.into_iter().chain(surplus).filter(|member| may_go(member)).take(BURST).collect(),
             updated,
-            rolled: rolled.into_iter().take(BURST).collect(),
+            rolled: rolled.take(BURST).collect(),
             pruned: unused(observed, Some(revision.as_str()).filter(|_| is_needed)),
             is_recorded: recorded.is_some(),
             revision,
@@ -99,7 +106,8 @@ impl<'a> Changes<'a> {
         }
     }
 
-    /// Adds the writes. A refused one waits; the others continue.
+    /// Adds the writes. A refused one waits, and the other kinds continue. When they are refused, too, all wait, and the kind that was
+    /// refused last comes last: only one refusal is remembered, and two kinds in turns would never wait.
     pub(super) fn carry_out(
         &self,
         observed: &Observed,
@@ -111,54 +119,64 @@ impl<'a> Changes<'a> {
         if let Some(failure) = blocking {
             decision.wake(failure.remaining(observed.now));
         }
-        let proceeds = |reason: &str| blocking.is_none_or(|failure| failure.reason != reason);
-        let regarding = || Kind::Pool.reference(&observed.pool.metadata);
-        if proceeds(event::FAILED_DELETE) {
-            decision.effects.extend(self.deleted.iter().map(|member| delete(member, regarding)));
-        }
-        self.update(observed, &proceeds, decision)?;
-        if proceeds(event::FAILED_CREATE) && !self.created.is_empty() && self.may_use_revision(&proceeds) {
-            for index in &self.created {
-                decision.push(create(observed, *index, &self.revision)?);
+        let proceeds = |reason: &str| blocking.is_none_or(|failure| failure.attempts == 1 && failure.reason != reason);
+        let may_use_revision = self.is_recorded || proceeds(self.recording_failure());
+        let mut kinds = [
+            (event::FAILED_DELETE, self.deletions(observed)),
+            (event::FAILED_UPDATE, self.updates(observed, may_use_revision)?),
+            (event::FAILED_CREATE, if may_use_revision { self.creations(observed)? } else { Vec::new() }),
+            (FAILED_PRUNING, self.prunings()),
+        ];
+        kinds.sort_by_key(|(reason, _)| failure.is_some_and(|failure| failure.reason == *reason));
+        let needs_revision = !self.created.is_empty() || !self.updated.is_empty();
+        let mut record = if needs_revision && !self.is_recorded && may_use_revision {
+            Some(record(observed, &self.revision, self.recording_failure())?)
+        } else {
+            None
+        };
+        for (reason, mut effects) in kinds.into_iter().filter(|(reason, _)| proceeds(reason)) {
+            if [event::FAILED_UPDATE, event::FAILED_CREATE].contains(&reason) {
+                decision.effects.extend(record.take());
             }
-        }
-        if proceeds(FAILED_PRUNING) {
-            let deletion = |revision: &&PoolRevision| Effect::delete(Kind::ControllerRevision, &revision.metadata);
-            decision.effects.extend(self.pruned.iter().map(deletion).map(|effect| effect.refused_as(FAILED_PRUNING)));
+            // Each attempt begins with another VM, so that one whose change is refused holds up no other. Numbers stay in order.
+            if let Some(failure) = failure.filter(|failure| failure.reason == reason && reason != event::FAILED_CREATE)
+            {
+                let first = usize::try_from(failure.attempts).unwrap_or(0).checked_rem(effects.len()).unwrap_or(0);
+                effects.rotate_left(first);
+            }
+            decision.effects.extend(effects);
         }
         Ok(())
     }
 
-    fn update(
-        &self,
-        observed: &Observed,
-        proceeds: &impl Fn(&str) -> bool,
-        decision: &mut Decision,
-    ) -> Result<(), serde_json::Error> {
-        let needs_revision = !self.created.is_empty() || !self.updated.is_empty();
-        if needs_revision && !self.is_recorded && self.may_use_revision(proceeds) {
-            decision.push(record(observed, &self.revision, self.recording_failure())?);
-        }
-        if !proceeds(event::FAILED_UPDATE) {
-            return Ok(());
-        }
-        for (member, index) in self.updated.iter().filter(|_| self.may_use_revision(proceeds)) {
-            decision.effects.extend(change(observed, member, *index, &self.revision)?);
+    fn deletions(&self, observed: &Observed) -> Vec<Effect> {
+        let regarding = || Kind::Pool.reference(&observed.pool.metadata);
+        self.deleted.iter().map(|member| delete(member, regarding)).collect()
+    }
+
+    fn updates(&self, observed: &Observed, may_use_revision: bool) -> Result<Vec<Effect>, serde_json::Error> {
+        let mut effects = Vec::new();
+        for (member, index) in self.updated.iter().filter(|_| may_use_revision) {
+            effects.extend(change(observed, member, *index, &self.revision)?);
         }
         for (member, roll) in &self.rolled {
-            decision.effects.extend(update::write(observed, member, *roll)?);
+            effects.extend(update::write(observed, member, *roll)?);
         }
-        Ok(())
+        Ok(effects)
+    }
+
+    fn creations(&self, observed: &Observed) -> Result<Vec<Effect>, serde_json::Error> {
+        self.created.iter().map(|index| create(observed, *index, &self.revision)).collect()
+    }
+
+    fn prunings(&self) -> Vec<Effect> {
+        let deletion = |revision: &&PoolRevision| Effect::delete(Kind::ControllerRevision, &revision.metadata);
+        self.pruned.iter().map(deletion).map(|effect| effect.refused_as(FAILED_PRUNING)).collect()
     }
 
     /// Returns the reason under which a revision that could not be created is remembered.
     fn recording_failure(&self) -> &'static str {
         if self.created.is_empty() { event::FAILED_UPDATE } else { event::FAILED_CREATE }
-    }
-
-    /// Returns true if the revision exists, or can be created now.
-    fn may_use_revision(&self, proceeds: &impl Fn(&str) -> bool) -> bool {
-        self.is_recorded || proceeds(self.recording_failure())
     }
 }
 

@@ -129,13 +129,15 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
         selector.as_ref().is_none_or(|selector| selector.matches(labels.unwrap_or(&BTreeMap::new())))
     };
     let (owned, others): (Vec<&Member>, Vec<&Member>) = observed.members.iter().partition(is_selected);
-    preservation::keep(observed, &owned, &mut decision);
+    let is_deleted = pool.metadata.deletion_timestamp.is_some();
+    // A deleted pool releases nothing: its finalizer leaves all VMs.
+    let held: Vec<&Member> = observed.members.iter().filter(|member| is_deleted || is_selected(member)).collect();
+    preservation::keep(observed, &held, &mut decision);
     let Some(selector) = selector else {
         // Admission rejects these.
         tracing::warn!("selector is empty or does not match the template's labels");
         return Ok(decision);
     };
-    let is_deleted = pool.metadata.deletion_timestamp.is_some();
     let released: Vec<Effect> = others.iter().filter(|_| !is_deleted).map(|member| release(pool, member)).collect();
     // Release changes the counts. Scaling follows in the reconcile that it causes.
     let changes = if is_deleted || pool.spec.paused || !released.is_empty() {

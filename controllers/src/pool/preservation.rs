@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use api::{constants::finalizer, owner, pool::VirtualMachinePoolSpec};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
@@ -13,8 +14,10 @@ use crate::{
     runtime::{Decision, Effect, Event, Kind},
 };
 
-/// Time after which disks are expected to be detached, and refused writes are repeated.
-const RETRY: Duration = Duration::from_secs(1);
+/// Shortest and longest time after which disks are expected to be detached, and refused writes are repeated.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The same for VMs that nobody deletes.
+const RETRY_OF_OTHERS: Duration = Duration::from_secs(5);
 const FAILED_UPDATE: &str = api::constants::event::FAILED_UPDATE;
 
 /// Returns true if the disks of deleted VMs stay.
@@ -40,9 +43,11 @@ pub(super) fn keep(observed: &Observed, owned: &[&Member], decision: &mut Decisi
     if pool.metadata.finalizers.iter().flatten().any(|name| name == finalizer::POOL) {
         let patch = json!({"metadata": {"finalizers": without_finalizer(&pool.metadata)}});
         writes.push(Effect::merge(Kind::Pool, &pool.metadata, patch).independent());
+        decision.wake(RETRY_OF_OTHERS);
     }
     let preserves = preserves(&pool.spec) && pool.metadata.deletion_timestamp.is_none();
     for member in owned {
+        let count = writes.len();
         match (preserves, is_held_by_pool(&member.vm), member.is_deleting()) {
             (true, false, false) => writes.push(finalize(observed, member, true)),
             (true, true, true) => {
@@ -55,11 +60,17 @@ pub(super) fn keep(observed: &Observed, owned: &[&Member], decision: &mut Decisi
             (false, true, _) => writes.push(finalize(observed, member, false)),
             _ => {}
         }
-    }
-    if !writes.is_empty() {
-        decision.wake(RETRY);
+        if writes.len() > count {
+            decision.wake(pause(member, observed.now));
+        }
     }
     decision.effects.extend(writes);
+}
+
+/// Returns the time until the writes for a VM are repeated: the longer, the longer it is being deleted.
+fn pause(member: &Member, now: Timestamp) -> Duration {
+    let Some(deleted) = &member.vm.metadata.deletion_timestamp else { return RETRY_OF_OTHERS };
+    Duration::try_from(now.duration_since(deleted.0)).unwrap_or_default().clamp(RETRY.0, RETRY.1)
 }
 
 fn finalize(observed: &Observed, member: &Member, set: bool) -> Effect {

@@ -92,3 +92,60 @@ fn disks_are_detached_before_their_vm_goes() {
     (observed.data_volumes, observed.claims) = (vec![volume("another")], vec![]);
     assert_eq!(lines(&observed), ["patch VirtualMachine p-0 metadata:finalizers"]);
 }
+
+#[test]
+fn vm_is_deleted_only_once_its_disks_are_safe() {
+    let failing = json!({"status": {"startFailure": {"consecutiveFailCount": 3}}});
+    for (change, vm_change) in [
+        (json!({"spec": {"replicas": 0}}), json!({})),
+        (json!({"spec": {"autohealing": {}}}), failing),
+        (
+            json!({"spec": {"virtualMachineTemplate": {"spec": {"dataVolumeTemplates": [{"metadata": {"name": "x"}, "spec": {}}]}}}}),
+            json!({"metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-2"}}}),
+        ),
+    ] {
+        for (state, is_held, deletes) in [("Disabled", false, true), ("Offline", true, true), ("Offline", false, false)]
+        {
+            let mut settings = preserving(state);
+            let former = pool(&settings);
+            json_patch::merge(&mut settings, &change);
+            let mut object = vm(is_held, false);
+            json_patch::merge(&mut object, &vm_change);
+            let mut observed = observed(pool(&settings), vec![member(0, &object, &json!({}))]);
+            observed.revisions = vec![revision("p-1", 1, &former.spec), revision("p-2", 2, &observed.pool.spec)];
+            let lines = lines(&observed);
+            let is_deleted = lines.contains(&"delete VirtualMachine p-0".to_owned());
+            assert_eq!(is_deleted, deletes, "{change} {state} {is_held} {lines:?}");
+            let is_marked = lines.contains(&"patch VirtualMachine p-0 metadata:finalizers".to_owned());
+            assert_eq!(is_marked, state == "Offline" && !is_held, "{change} {state} {is_held} {lines:?}");
+        }
+    }
+}
+
+#[test]
+fn deleted_pool_holds_no_vm_also_none_that_its_selector_lost() {
+    let mut settings = preserving("Offline");
+    json_patch::merge(&mut settings, &json!({"metadata": {"deletionTimestamp": LEAVING}}));
+    for label in ["x", "y"] {
+        let mut object = vm(true, true);
+        json_patch::merge(&mut object, &json!({"metadata": {"labels": {"app": label}}}));
+        let found = lines(&observed(pool(&settings), vec![member(0, &object, &json!({}))]));
+        assert_eq!(found, ["patch VirtualMachine p-0 metadata:finalizers"], "{label}");
+    }
+}
+
+#[test]
+fn refused_writes_are_repeated_less_and_less_often() {
+    for (deleted, seconds) in [
+        (json!(null), 5),
+        (json!("2030-01-01T01:00:00Z"), 1),
+        (json!("2030-01-01T00:59:50Z"), 10),
+        (json!("2030-01-01T00:00:00Z"), 60),
+    ] {
+        let mut object = vm(true, true);
+        object["metadata"]["deletionTimestamp"] = deleted.clone();
+        let observed = observed(pool(&preserving("Disabled")), vec![member(0, &object, &json!({}))]);
+        let wait = decide(&observed).unwrap().wake_after.map(|wait| wait.as_secs());
+        assert_eq!(wait, Some(seconds), "{deleted}");
+    }
+}

@@ -180,3 +180,32 @@ fn vm_whose_record_is_gone_is_changed() {
     let observed = observed(pool(&json!({})), members);
     assert_eq!(lines(&observed)[0], "patch VirtualMachine p-0 metadata:labels spec:template");
 }
+
+#[test]
+fn refusals_of_two_kinds_wait_and_take_turns() {
+    let (patched, created) = ("patch VirtualMachine p-", "create VirtualMachine p-3");
+    let earlier = "2030-01-01T00:59:59Z";
+    let later = "2030-01-01T01:00:10Z";
+    for (reason, attempts, retry_at, expected) in [
+        // The other kind continues once.
+        ("FailedUpdate", 1, later, vec![created]),
+        ("FailedCreate", 1, later, vec!["0", "1", "2"]),
+        ("FailedUpdate", 2, later, vec![]),
+        ("FailedCreate", 2, later, vec![]),
+        ("FailedCreate", 2, earlier, vec!["0", "1", "2", created]),
+        // Each attempt begins with another VM.
+        ("FailedUpdate", 2, earlier, vec![created, "2", "0", "1"]),
+        ("FailedUpdate", 4, earlier, vec![created, "1", "2", "0"]),
+    ] {
+        let strategy = json!({"proactive": {"selectionPolicy": {"sortPolicy": "AscendingOrder"}}});
+        let settings = json!({"spec": {"replicas": 4, "updateStrategy": strategy}});
+        let mut observed = changed(&guest_memory(), &settings, running(&[0, 1, 2]));
+        let retry_at = retry_at.parse().unwrap();
+        observed.failure = Some(Failure { reason, message: "denied".to_owned(), retry_at, attempts });
+        let found = lines(&observed);
+        let found = found.iter().filter(|line| line.starts_with(patched) || *line == created);
+        let number = |line: &String| line.strip_prefix(patched).map(|line| line[..1].to_owned());
+        let found: Vec<String> = found.map(|line| number(line).unwrap_or_else(|| line.clone())).collect();
+        assert_eq!(found, expected, "{reason} {attempts} {retry_at}");
+    }
+}
