@@ -71,12 +71,25 @@ fn deleted_vm_of_a_pool_comes_back_with_its_claim() {
             replaced(s, "box-0").await?;
             let is_new = |claim: &Value| claim["metadata"]["uid"] != first;
             s.wait("PersistentVolumeClaim", "data-0", "be made anew", MINUTES, is_new).await?;
+            preserved_from_now_on(s).await?;
             opportunistic(s).await?;
             s.delete("vmpool", "box").await?;
             s.wait_gone("vmpool", "box", MINUTES).await
         })
         .await
     });
+}
+
+/// A change that begins to preserve claims, and takes a VM away, keeps the claim of this VM.
+async fn preserved_from_now_on(s: &Story) -> Result<()> {
+    let kept = claim(s, "data-1").await?;
+    let strategy = json!({"proactive": {"statePreservation": "Offline"}});
+    change(s, "box", json!({"replicas": 1, "scaleInStrategy": strategy})).await?;
+    wait_numbers(s, "box", &[0]).await?;
+    scale(s, "box", 2).await?;
+    wait_numbers(s, "box", &[0, 1]).await?;
+    ensure!(claim(s, "data-1").await? == kept, "the claim went with its VM");
+    Ok(())
 }
 
 /// VMs that a user deletes are not replaced while there are too many, and keep their claims.
