@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Browser, Story, Tab, story};
+use serde_json::json;
 
 use crate::manifests;
 
@@ -101,7 +102,7 @@ async fn other_pages_are_refused(browser: &mut Browser, port: u16, url: &str) ->
     );
     // The policy of the server forbids its own refusal to connect to anything but itself; a blank page has no policy.
     let blank = browser.open("about:blank").await?;
-    for (page, expression, expected) in [(&stranger, &guess, "403"), (&blank, &open, "\"refused\"")] {
+    for (page, expression, expected) in [(&stranger, &guess, json!(403)), (&blank, &open, json!("refused"))] {
         let answer = browser.evaluate(page, expression).await?;
         ensure!(answer == expected, "{expression}: {answer}");
     }
