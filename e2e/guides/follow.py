@@ -180,6 +180,8 @@ kubectl delete namespace "$NAMESPACE" --wait=false"""
                 elif block.saved_as:
                     (self.folder / block.saved_as).write_text(text)
                 else:
+                    # A reader's namespace is `default`.
+                    text = text.replace("namespace: default\n", f"namespace: {self.namespace}\n")
                     self.run("kubectl apply --filename -", f"the manifest in line {block.line}", stdin=text)
                     say(f"{self.name}: the manifest in line {block.line} is applied")
             self.run(table.END.get(self.name, ""), "end", 600)
