@@ -16,7 +16,7 @@ use crate::{
     vm,
 };
 
-/// What a run removes at its end, because it was not up before.
+/// The parts that a run removes at its end, because they were not up before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removal {
     Nothing,
