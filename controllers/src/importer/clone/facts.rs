@@ -139,6 +139,14 @@ pub(in crate::importer) fn watch(caches: &Arc<Caches>, wake: &Wake) {
         woken.keys(receiver(claim));
         woken.keys(of.data_volumes.keys_by(&DataVolumeIndex::Claim(key)));
     });
+    // A claim that a DataVolume fills is whole when that says so, which is after the last change of the claim.
+    let volumes = caches.data_volumes.clone();
+    wake.on(&caches.data_volumes, move |former, present| {
+        let phase = |volume: Option<&DataVolume>| volume.map(DataVolume::phase);
+        let changed = present.or(former).filter(|_| phase(former) != phase(present));
+        let claim = changed.map(|volume| DataVolumeIndex::Claim(Key::of(&volume.metadata)));
+        claim.map(|claim| volumes.keys_by(&claim)).into_iter().flatten()
+    });
     let volumes = caches.data_volumes.clone();
     wake.on_object(&caches.snapshots, move |snapshot| {
         volumes.keys_by(&DataVolumeIndex::Snapshot(Key::of(&snapshot.metadata)))
