@@ -195,6 +195,15 @@ impl Wake {
         }
     }
 
+    /// Opens the queue, takes what waits in it, and releases it.
+    #[cfg(test)]
+    pub(crate) fn woken(&self) -> Vec<Key> {
+        self.queue.open();
+        let keys: Vec<Key> = std::iter::from_fn(|| self.queue.pop()).map(|taken| taken.key).collect();
+        keys.iter().for_each(|key| drop(self.queue.done(key, false)));
+        keys
+    }
+
     pub(super) fn failure(&self, key: &Key) -> Option<Failure> {
         self.failures().get(key).cloned()
     }

@@ -1,2 +1,3 @@
 mod handover;
 mod steps;
+mod wakes;
