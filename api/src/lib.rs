@@ -26,6 +26,7 @@ pub mod names;
 pub mod nics;
 pub mod overhead;
 pub mod owner;
+pub mod persistent_state;
 pub mod plugin;
 pub mod policy;
 pub mod pool;
