@@ -41,6 +41,10 @@ pub mod component {
     pub const HOTPLUG_CONTAINER: &str = "hotplug-disk";
     /// Pods that fill the claims of DataVolumes.
     pub const VIRT_IMPORTER: &str = "virt-importer";
+    /// Pods that read from a claim if a migration has taken the state of a VMI away from it.
+    pub const STATE_RECOVERY: &str = "virt-state-recovery";
+    /// Container of such a pod.
+    pub const STATE_RECOVERY_CONTAINER: &str = "recovery";
     /// Container of a pod that fills a claim.
     pub const IMPORT_CONTAINER: &str = "importer";
     /// Main container of a launcher pod.
@@ -391,6 +395,14 @@ pub mod condition {
 
 /// Reasons of conditions.
 pub mod reason {
+    /// Synchronized: the claim for the state of the VMI cannot be made.
+    pub const FAILED_BACKEND_STORAGE_CREATE: &str = "FailedBackendStorageCreate";
+    /// Synchronized: a claim with state that the VMI does not keep cannot be deleted. Spelled as in the reference.
+    pub const FAILED_BACKEND_STORAGE_DELETE: &str = "Failed deleting backend storage";
+    /// Synchronized: the claim for the state of the VMI cannot be used.
+    pub const FAILED_BACKEND_STORAGE_PROBE: &str = "FailedBackendStorageProbe";
+    /// Synchronized: the claim for the state of the VMI is not ready yet.
+    pub const BACKEND_STORAGE_NOT_READY: &str = "BackendStorageNotReady";
     /// GuestVCPUsOnline, GuestMemoryPlugged: the guest is offered more than it uses.
     pub const OFFERED_NOT_TAKEN: &str = "OfferedNotTaken";
     /// Ready: the pod does not exist or has no node.

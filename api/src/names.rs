@@ -36,8 +36,12 @@ fn beginning(text: &str, limit: usize) -> &str {
 }
 
 fn hashed(beginning: &str, whole: &str) -> String {
-    let hash: String = Sha1::digest(whole.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("{beginning}-{hash}")
+    format!("{beginning}-{}", hash(whole))
+}
+
+/// Returns the first eight hexadecimal digits of the SHA-1 of a text.
+pub fn hash(text: &str) -> String {
+    Sha1::digest(text.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

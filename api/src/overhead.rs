@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{
-    quantity,
+    persistent_state, quantity,
     vmi::{domain::DomainSpec, spec::VirtualMachineInstanceSpec},
 };
 
@@ -32,8 +32,8 @@ pub const EXEC_PROBE: i64 = 10 * MI;
 pub const FIRST_EXEC_PROBE: i64 = 100 * MI;
 /// Firmware and bounce buffers of encrypted guests.
 pub const SEV: i64 = 256 * MI;
-/// The TPM emulator.
-pub const TPM: i64 = 53 * MI;
+/// The TPM emulator: about 8 MiB, and the programs that make a new TPM before the guest runs.
+pub const TPM: i64 = 16 * MI;
 /// Reserve of pods whose limits equal their requests, which cannot exceed them.
 pub const GUARANTEED: i64 = 100 * MI;
 /// Page tables take at least this fraction: an entry of 8 bytes maps 4 KiB.
@@ -73,7 +73,7 @@ pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: 
     if domain.launch_security.as_ref().is_some_and(|l| l.sev.is_some() || l.snp.is_some()) {
         sum += SEV;
     }
-    if devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled.unwrap_or(true)) {
+    if persistent_state::has_tpm(spec) {
         sum += TPM;
     }
     let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
@@ -144,6 +144,13 @@ mod tests {
         let added = |amount: &str| json!({"devices": {}, "memory": {"reservedOverhead": {"addedOverhead": amount}}});
         assert_eq!(overhead(added("64Mi")), 158 + 64);
         assert_eq!(overhead(added("-64Mi")), 158);
+    }
+
+    #[test]
+    fn a_tpm_that_is_not_switched_off_counts() {
+        for (tpm, mebibytes) in [(json!({}), 16), (json!({"persistent": true}), 16), (json!({"enabled": false}), 0)] {
+            assert_eq!(overhead(json!({"devices": {"tpm": tpm}})), 158 + mebibytes, "{tpm}");
+        }
     }
 
     #[test]

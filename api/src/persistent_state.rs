@@ -9,7 +9,9 @@
 //!  meta/migrated                UID of the migration that took the state to another claim
 //! ```
 
-use crate::vmi::{migration::VirtualMachineInstanceMigrationState, spec::VirtualMachineInstanceSpec};
+use crate::vmi::{
+    migration::VirtualMachineInstanceMigrationState, spec::VirtualMachineInstanceSpec, status::VolumeStatus,
+};
 
 /// Label of the claim with the state of a VMI: the name of the VMI.
 pub const LABEL: &str = "persistent-state-for";
@@ -35,6 +37,9 @@ pub const META: &str = "meta";
 /// File in [`META`] that the source of a migration to another claim writes and syncs once the guest runs from the other claim, before
 /// its pod ends. It holds the UID of the migration, so that what an earlier migration left proves nothing.
 pub const MIGRATED: &str = "migrated";
+
+/// Exit code of `virt-launcher find-migrated` for a claim without the mark of the migration.
+pub const NOT_MIGRATED: u8 = 42;
 
 /// Returns true if the VMI has a TPM.
 #[must_use]
@@ -66,6 +71,13 @@ pub fn is_kept(spec: &VirtualMachineInstanceSpec) -> bool {
 pub fn changes_claim(state: &VirtualMachineInstanceMigrationState) -> bool {
     let (source, target) = (&state.source_persistent_state_pvc_name, &state.target_persistent_state_pvc_name);
     source.is_some() && target.is_some() && source != target
+}
+
+/// Sorts the volume status of a VMI: the claim with its state comes first.
+pub fn sort_volumes(entries: &mut [VolumeStatus]) {
+    entries.sort_by(|left, right| {
+        (left.name != STATUS_VOLUME, &left.name).cmp(&(right.name != STATUS_VOLUME, &right.name))
+    });
 }
 
 #[cfg(test)]

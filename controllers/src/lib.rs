@@ -20,6 +20,7 @@ mod migration;
 mod node;
 pub mod options;
 mod owned_vmis;
+mod persistent_state;
 mod pod_parts;
 mod pod_trace;
 mod pool;

@@ -17,6 +17,7 @@ mod descriptors;
 mod domain;
 mod engine;
 mod files;
+pub mod find_migrated;
 pub mod freezer;
 mod guest_agent;
 pub mod hold_volumes;

@@ -39,6 +39,15 @@ pub enum Task {
     },
     /// Ends at once. A pod with this program lets the scheduler bind its claims.
     BindClaims,
+    /// Finds the mark of a migration that took the state of a VMI to another claim. Ends with code 0 if it is there, and 42 if not.
+    FindMigrated {
+        /// Mount of the claim from which the migration took the state.
+        #[arg(long)]
+        directory: PathBuf,
+        /// UID of the migration.
+        #[arg(long)]
+        migration: String,
+    },
     /// One probing run in its own process; started by `node-capabilities`.
     #[command(hide = true)]
     ProbeCapabilities {

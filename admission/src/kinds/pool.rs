@@ -367,25 +367,26 @@ mod tests {
 
     #[test]
     fn stored_pool_whose_vms_cannot_be_created_is_scaled_in_and_paused() {
-        let tpm = |more: Value| {
-            let devices = json!({"template": {"spec": {"domain": {"devices": {"tpm": {"persistent": true}}}}}});
+        let display = |more: Value| {
+            let gpu = json!({"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}});
+            let devices = json!({"template": {"spec": {"domain": {"devices": {"gpus": [gpu]}}}}});
             let mut change = json!({"replicas": 3, "virtualMachineTemplate": {"spec": devices}});
             json_patch::merge(&mut change, &more);
             pool(change)
         };
-        let old = tpm(json!({}));
+        let old = display(json!({}));
         let refused = |pool: &VirtualMachinePoolSpec, old: Option<&VirtualMachinePoolSpec>| {
             let errors = field_errors(pool, old, "n", &ClusterConfig::default(), false);
             errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
         };
-        let field = format!("{ROOT}.template.spec.domain.devices.tpm");
+        let field = format!("{ROOT}.template.spec.domain.devices.gpus[0].virtualGPUOptions.display");
         assert_eq!(refused(&old, None), std::slice::from_ref(&field));
         for change in [json!({"replicas": 1}), json!({"paused": true}), json!({"updateStrategy": {"unmanaged": {}}})] {
-            assert_eq!(refused(&tpm(change), Some(&old)), Vec::<String>::new());
+            assert_eq!(refused(&display(change), Some(&old)), Vec::<String>::new());
         }
-        assert_eq!(refused(&tpm(json!({"replicas": 4})), Some(&old)), std::slice::from_ref(&field));
+        assert_eq!(refused(&display(json!({"replicas": 4})), Some(&old)), std::slice::from_ref(&field));
         let labelled = json!({"virtualMachineTemplate": {"metadata": {"labels": {"tier": "low"}}}});
-        assert_eq!(refused(&tpm(labelled), Some(&old)), [field]);
+        assert_eq!(refused(&display(labelled), Some(&old)), [field]);
     }
 
     #[test]

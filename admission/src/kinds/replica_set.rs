@@ -130,15 +130,15 @@ mod tests {
             let errors = field_errors(set, old, &ClusterConfig::default(), false);
             errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
         };
-        let tpm = || json!({"domain": {"devices": {"tpm": {}}}});
-        let field = "spec.template.spec.domain.devices.tpm";
-        let old = set(3, tpm());
+        let display = || json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]}}});
+        let field = "spec.template.spec.domain.devices.gpus[0].virtualGPUOptions.display";
+        let old = set(3, display());
         let mut labelled = old.clone();
         labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
         assert_eq!(refused(&old, None), [field]);
         assert_eq!(refused(&labelled, Some(&old)), Vec::<String>::new());
-        assert_eq!(refused(&set(1, tpm()), Some(&old)), Vec::<String>::new());
-        assert_eq!(refused(&set(4, tpm()), Some(&old)), [field]);
-        assert_eq!(refused(&set(3, tpm()), Some(&set(3, json!({})))), [field]);
+        assert_eq!(refused(&set(1, display()), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&set(4, display()), Some(&old)), [field]);
+        assert_eq!(refused(&set(3, display()), Some(&set(3, json!({})))), [field]);
     }
 }

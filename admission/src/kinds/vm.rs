@@ -342,9 +342,9 @@ mod tests {
             let errors = field_errors(vm, old, &Chosen::default(), &config, false).unwrap();
             errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
         };
-        let tpm = || json!({"tpm": {"persistent": true}});
-        let (running, halted) = (vm("Always", tpm()), vm("Halted", tpm()));
-        let field = "spec.template.spec.domain.devices.tpm";
+        let display = || json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]});
+        let (running, halted) = (vm("Always", display()), vm("Halted", display()));
+        let field = "spec.template.spec.domain.devices.gpus[0].virtualGPUOptions.display";
         assert_eq!(refused(&running, None), [field]);
         let mut labelled = running.clone();
         labelled.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
@@ -358,7 +358,8 @@ mod tests {
         placed.spec.template.metadata.annotations = Some([(key, "true".to_owned())].into());
         assert_eq!(refused(&placed, None), ["spec.template.metadata.annotations"]);
         assert_eq!(refused(&placed, Some(&placed)), Vec::<String>::new());
-        let other = vm("Halted", json!({"tpm": {"persistent": true}, "rng": {}}));
+        let mut other = halted.clone();
+        other.spec.template.spec.as_mut().unwrap().domain.devices.rng = Some(api::vmi::devices::Rng::default());
         assert_eq!(refused(&other, Some(&halted)), [field]);
     }
 }

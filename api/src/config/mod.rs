@@ -166,6 +166,8 @@ pub struct ClusterConfig {
     pub permitted_host_devices: Option<PermittedHostDevices>,
     /// Allows SCSI persistent reservations.
     pub persistent_reservation: bool,
+    /// Storage class of claims with the state of VMs; default: the default class.
+    pub vm_state_storage_class: Option<String>,
     /// Percentage by which a claim may be too small for its disk.
     pub pvc_tolerate_less_space_up_to_percent: u32,
     /// Bytes left free on a claim.
@@ -241,6 +243,7 @@ impl Default for ClusterConfig {
             permit_bridge_interface_on_pod_network: true,
             permitted_host_devices: None,
             persistent_reservation: false,
+            vm_state_storage_class: None,
             pvc_tolerate_less_space_up_to_percent: 10,
             minimum_reserve_pvc_bytes: 131_072,
             minimum_cluster_tsc_frequency: None,
@@ -450,6 +453,7 @@ impl ClusterConfig {
             .as_ref()
             .and_then(|reservation| reservation.enabled)
             .unwrap_or_else(|| FeatureGate::PersistentReservation.is_in(&self.feature_gates));
+        self.vm_state_storage_class = text(from.vm_state_storage_class.as_ref());
         self.selinux_launcher_type = text(from.selinux_launcher_type.as_ref());
         self.seccomp_localhost_profile = from
             .seccomp_configuration

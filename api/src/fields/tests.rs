@@ -80,7 +80,7 @@ fn refused_uses_are_named_with_their_items() {
         "domain": {"devices": {
             "gpus": [{"name": "a"}, {"name": "b", "requestName": "r"}],
             "filesystems": [{"name": "f"}],
-            "tpm": {},
+            "interfaces": [{"sriov": {}}],
         }, "cpu": {"dedicatedCpuPlacement": true}},
         "volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitNoCloud": {}}],
     });
@@ -89,12 +89,12 @@ fn refused_uses_are_named_with_their_items() {
         "domain.cpu.dedicatedCpuPlacement",
         "domain.devices.filesystems[0]",
         "domain.devices.gpus[1].claimName",
-        "domain.devices.tpm",
+        "domain.devices.interfaces[0].sriov",
         "volumes[1]",
     ];
     assert_eq!(names(refused(&spec)), all);
-    assert_eq!(names(refused_by_pod(&spec)), ["domain.devices.filesystems[0]", "domain.devices.tpm"]);
-    assert!(refused(&json!({"domain": {"devices": {"tpm": {"enabled": false}, "gpus": null}}})).is_empty());
+    assert_eq!(names(refused_by_pod(&spec)), ["domain.devices.filesystems[0]", "domain.devices.interfaces[0].sriov"]);
+    assert!(refused(&json!({"domain": {"devices": {"tpm": {"persistent": true}, "gpus": null}}})).is_empty());
 }
 
 #[test]

@@ -278,6 +278,11 @@ has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists
 has({{ . }}.metadata.labels) && "cdi.kubevirt.io/OwnedByUID" in {{ . }}.metadata.labels && {{ . }}.metadata.name == "tmp-pvc-" + {{ . }}.metadata.labels["cdi.kubevirt.io/OwnedByUID"] && !has({{ . }}.metadata.ownerReferences)
 {{- end -}}
 
+{{/* CEL: a claim is for the state of a VM or VMI, and goes with it: ferrovirt.isStateClaim "oldObject" */}}
+{{- define "ferrovirt.isStateClaim" -}}
+({{ . }}.metadata.name.startsWith("persistent-state-for-") || (has({{ . }}.metadata.labels) && "persistent-state-for" in {{ . }}.metadata.labels)) && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.size() == 1 && {{ . }}.metadata.ownerReferences.all(o, has(o.controller) && o.controller && o.uid != "" && o.apiVersion.startsWith("kubevirt.io/") && o.kind in ["VirtualMachine", "VirtualMachineInstance"])
+{{- end -}}
+
 {{/* CEL: a pod fills a claim: ferrovirt.isImportPod "oldObject" */}}
 {{- define "ferrovirt.isImportPod" -}}
 has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ . }}.metadata.labels["kubevirt.io"] == "virt-importer" && {{ . }}.metadata.name.startsWith("importer-") && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.uid != "" && ((o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume") || (o.apiVersion == "v1" && o.kind == "PersistentVolumeClaim" && o.name.startsWith("tmp-pvc-"))))

@@ -14,7 +14,7 @@ use crate::{
         Caches, Resource,
         import_pods::CachedImportPod,
         needs,
-        storage_classes::{CachedStorageClass, StorageClassIndex},
+        storage_classes::{CachedStorageClass, StorageClassIndex, newest},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -130,10 +130,4 @@ fn class(caches: &Caches, volume: &DataVolume) -> Option<Arc<CachedStorageClass>
     let virt = || newest(caches.storage_classes.by(&StorageClassIndex::VirtDefault));
     let default = || newest(caches.storage_classes.by(&StorageClassIndex::Default));
     if is_archive { default() } else { virt().or_else(default) }
-}
-
-/// Returns the newest class; of several, the first by name.
-fn newest(classes: Vec<Arc<CachedStorageClass>>) -> Option<Arc<CachedStorageClass>> {
-    let age = |class: &Arc<CachedStorageClass>| class.metadata.creation_timestamp.clone();
-    classes.into_iter().reduce(|found, class| if age(&class) > age(&found) { class } else { found })
 }

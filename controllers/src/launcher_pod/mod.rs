@@ -52,6 +52,9 @@ pub(crate) enum RenderError {
     /// A feature that this version does not support. Admission rejects it, but older objects may have it.
     #[error("{0} is not supported")]
     Unsupported(String),
+    /// The claim for the state of the VMI does not exist (yet).
+    #[error("can't generate manifest without backend-storage PVC, waiting for the PVC to be created")]
+    NoStateClaim,
     /// The configuration does not permit a device.
     #[error("{0}")]
     NotPermitted(String),
@@ -99,6 +102,17 @@ pub(crate) struct Inputs<'a> {
     pub limits: NamespaceLimits,
     /// Definitions of the VMI's networks by `namespace/name`, if the pod requests the resources that they need.
     pub definitions: Option<&'a BTreeMap<String, Arc<CachedNetwork>>>,
+    /// The claim for the state of the VMI.
+    pub state: Option<&'a StateMount>,
+}
+
+/// A claim with the state of a VMI, as a launcher pod mounts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StateMount {
+    /// Its name.
+    pub claim: String,
+    /// Several nodes can mount it.
+    pub shared: bool,
 }
 
 /// Renders the pod.

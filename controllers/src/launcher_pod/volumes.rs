@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use api::{VirtualMachineInstance, hotplug, vmi::volumes::Volume as VmiVolume};
+use api::{
+    VirtualMachineInstance, hotplug,
+    persistent_state::{self, DIRECTORY, POD_VOLUME},
+    vmi::volumes::Volume as VmiVolume,
+};
 use k8s_openapi::{
     api::core::v1::{
         DownwardAPIVolumeSource, EmptyDirVolumeSource, LocalObjectReference, Volume, VolumeDevice, VolumeMount,
@@ -69,6 +73,12 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     let disks: BTreeSet<&str> = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
     for volume in spec.volumes.iter().filter(|volume| !hotplug::is_hotplugged(inputs.instance, volume)) {
         vmi_volume(inputs, &mut mounts, volume, disks.contains(volume.name.as_str()))?;
+    }
+    if persistent_state::is_kept(spec) {
+        let state = inputs.state.ok_or(RenderError::NoStateClaim)?;
+        mounts.volumes.push(pod_parts::claim(POD_VOLUME, &state.claim, false));
+        mounts.mount(POD_VOLUME, DIRECTORY, false);
+        mounts.shared_paths.extend(state.shared.then(|| DIRECTORY.to_owned()));
     }
     if let Some(container) = kernel_boot(inputs.instance) {
         let policy = container.image_pull_policy.as_ref();

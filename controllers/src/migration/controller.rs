@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use api::{MigrationPhase, VirtualMachineInstanceMigration, constants::event};
+use api::{MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::event, owner};
 use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
     Observed,
@@ -18,11 +18,13 @@ use super::{
 use crate::{
     cache::Key,
     launcher_pod::{is_target_of, required_labels},
+    persistent_state::{self, pod_name},
     resources::{
         Caches, Resource,
         migrations::{MigrationIndex, vmi_key},
         needs,
         pods::CachedPod,
+        recoveries::CachedRecovery,
         vmis::{claim_names, node_name},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Needs, Wake},
@@ -85,6 +87,10 @@ impl Controller for Migrations {
         Resource::Attachments,
         Resource::Migrations,
         Resource::Claims,
+        Resource::StorageClasses,
+        Resource::StorageProfiles,
+        Resource::Recoveries,
+        Resource::Vms,
         Resource::Quotas,
         Resource::Namespaces,
         Resource::Nodes,
@@ -134,6 +140,12 @@ impl Controller for Migrations {
         let keys = of_vmi.clone();
         wake.on_object(&caches.pods, move |pod| keys(pod.vmi()));
         wake.on_object(&caches.attachments, move |pod| of_vmi(pod.vmi()));
+        wake.on_object(&caches.recoveries, CachedRecovery::migration);
+        wake.on(&caches.claims, |former, present| {
+            // The label is removed when the state is handed over.
+            let labelled = [present, former].into_iter().flatten().find(|claim| claim.moved_by.is_some());
+            labelled.and_then(|claim| Some(Key::new(claim.metadata.namespace.clone()?, claim.moved_by.clone()?)))
+        });
         let (woken, migrations, gate) = (wake.clone(), caches.migrations.clone(), self.gate.clone());
         caches.quotas.listen(move |(former, present)| {
             let namespace = present.or(former).and_then(|quota| quota.metadata.namespace.clone()).unwrap_or_default();
@@ -191,6 +203,18 @@ impl Controller for Migrations {
             policies: if is_early || is_scheduled { caches.policies.all() } else { Vec::new() },
             namespace: namespace.map(|namespace| namespace.labels.clone()).unwrap_or_default(),
             claims: spec.map(|vmi| caches.claims_named(&key.namespace, claim_names(vmi))).unwrap_or_default(),
+            tolerations: tolerations(caches, vmi.as_deref(), &migration),
+            recovery: caches
+                .recoveries
+                .get(&Key::new(key.namespace.clone(), pod_name(&key.name)))
+                .filter(|pod| owner::is_controlled_by(&pod.metadata, &*migration)),
+            claims_of_state: persistent_state::of_migration(
+                caches,
+                &config,
+                &migration,
+                vmi.as_deref().map(|vmi| (vmi, pods.as_slice())),
+                is_early,
+            ),
             limits: namespace_limits(caches, &config, &key.namespace),
             definitions: spec.and_then(|vmi| definitions(caches, &config, vmi)),
             pods,
@@ -228,5 +252,23 @@ impl Controller for Migrations {
             }
         }
         Ok(decision)
+    }
+}
+
+/// Returns the tolerations of a pod that mounts claims of the VMI of a migration, from its VM if the VMI is gone.
+fn tolerations(
+    caches: &Caches,
+    vmi: Option<&VirtualMachineInstance>,
+    migration: &VirtualMachineInstanceMigration,
+) -> Vec<Toleration> {
+    if !migration.is_final() {
+        return Vec::new();
+    }
+    match vmi {
+        Some(vmi) => vmi.spec.tolerations.clone(),
+        None => {
+            let vm = vmi_key(migration).and_then(|key| caches.vms.get(&key));
+            vm.and_then(|vm| vm.spec.template.spec.as_ref().map(|spec| spec.tolerations.clone())).unwrap_or_default()
+        }
     }
 }

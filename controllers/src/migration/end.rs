@@ -9,7 +9,7 @@ use api::{
 };
 use jiff::SignedDuration;
 
-use super::{Observed, backoff::entered, state, target};
+use super::{Observed, backoff::entered, state, state_claim, target};
 use crate::runtime::{Decision, Effect, Event, Kind};
 
 /// Ended migrations of a VMI that are kept.
@@ -28,12 +28,13 @@ pub(super) fn decide(observed: &Observed, decision: &mut Decision) -> Result<(),
         None => true,
     };
     delete_target(observed, decision);
+    let is_settled = state_claim::settle(observed, decision)?;
     if *observed.migration.phase() == MigrationPhase::Succeeded {
         target::mark_ready(observed, decision);
         delete_left_source(observed, decision);
     }
     mirror(observed, decision)?;
-    if is_recorded {
+    if is_recorded && is_settled {
         remove_finalizer(observed, decision)?;
     }
     if observed.vmi.is_none() || is_superfluous(observed) {
@@ -132,7 +133,7 @@ fn remove_finalizer(observed: &Observed, decision: &mut Decision) -> Result<(), 
     Ok(())
 }
 
-fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
+pub(super) fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
     migration.metadata.finalizers.iter().flatten().any(|name| name == finalizer::MIGRATION)
 }
 

@@ -8,7 +8,7 @@
 //!     └──── deleted, VMI gone, pod down ──> Failed <───────────┴──── migrationState.failed ──────────────> Succeeded
 //! ```
 //! `phases.rs` decides the phase, `limits.rs` how long it may last, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
-//! `end.rs` what is left of one that has ended, `waits.rs` why one waits.
+//! `state_claim.rs` the claims of a VMI that keeps state, `end.rs` what is left of one that has ended, `waits.rs` why one waits.
 
 mod backoff;
 mod controller;
@@ -19,6 +19,7 @@ mod object;
 mod options;
 mod phases;
 mod state;
+mod state_claim;
 mod status;
 mod target;
 #[cfg(test)]
@@ -32,16 +33,17 @@ use api::{
     vmi::migration::VirtualMachineInstanceMigrationState,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{ObjectReference, Toleration};
 
 pub(crate) use self::controller::Migrations;
 use self::gate::Full;
 pub(crate) use self::object::{Origin, migration_of};
 use crate::{
     launcher_pod::{NamespaceLimits, is_target_of},
+    persistent_state::State,
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, nodes::CachedNode,
-        pod_warnings::PodWarning, pods::CachedPod, policies::CachedPolicy, vmis::node_name,
+        pod_warnings::PodWarning, pods::CachedPod, policies::CachedPolicy, recoveries::CachedRecovery, vmis::node_name,
     },
     runtime::{Decision, Effect, Event, Failure, Kind},
     vmi::present_pod,
@@ -79,6 +81,12 @@ pub(crate) struct Observed {
     pub namespace: BTreeMap<String, String>,
     /// Claims that the VMI names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// Claims with the state of the VMI.
+    pub claims_of_state: State,
+    /// The pod that reads which of them has it.
+    pub recovery: Option<Arc<CachedRecovery>>,
+    /// Tolerations of that pod: those of the VMI.
+    pub tolerations: Vec<Toleration>,
     /// Limits that the namespace makes necessary.
     pub limits: NamespaceLimits,
     /// Definitions of the VMI's networks, if the pod requests the resources that they need.
@@ -201,6 +209,7 @@ fn act(observed: &Observed, phase: &MigrationPhase, decision: &mut Decision) -> 
         | MigrationPhase::TargetReady
         | MigrationPhase::Running => {
             state::abort(observed, vmi, decision)?;
+            state_claim::hand_over(observed, decision);
             target::mark_ready(observed, decision);
             Ok(())
         }

@@ -50,6 +50,8 @@ pub(super) fn hand_over(
         target_pod: pod.metadata.name.clone(),
         target_attachment_pod_uid: target::attachment(observed).and_then(|pod| pod.metadata.uid.clone()),
         target_memory_overhead: overhead.map(|bytes| Quantity(bytes.clone())),
+        source_persistent_state_pvc_name: own.source_persistent_state_pvc_name,
+        target_persistent_state_pvc_name: own.target_persistent_state_pvc_name,
         migration_configuration: Some(settings(observed, vmi)),
         migration_policy_name: policy.and_then(|policy| policy.metadata.name.clone()),
         ..VirtualMachineInstanceMigrationState::default()

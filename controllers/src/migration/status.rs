@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     Observed, names,
     phases::{Step, utility_volumes_time},
-    waits,
+    state_claim, waits,
 };
 use crate::runtime::{Decision, Effect, Event, Kind};
 
@@ -38,6 +38,14 @@ pub(super) fn write(observed: &Observed, step: Step, decision: &mut Decision) ->
             source_pod: pod.metadata.name.clone(),
             ..VirtualMachineInstanceMigrationState::default()
         });
+    }
+    // Before there is a claim of the target.
+    if let Some(state) = status.migration_state.as_mut().filter(|_| *step.phase() == MigrationPhase::Pending)
+        && state.source_persistent_state_pvc_name.is_none()
+        && let Some((source, target)) = state_claim::planned(observed)
+    {
+        state.source_persistent_state_pvc_name = Some(source);
+        state.target_persistent_state_pvc_name = Some(target);
     }
     // Clients that wait for the end read the nodes of the migration there.
     if let Some(state) = observed.state().filter(|_| step.phase().is_final()) {

@@ -9,7 +9,7 @@ use api::{
 use jiff::{SignedDuration, tz::TimeZone};
 use serde_json::json;
 
-use super::{Observed, names, options::settings, seconds};
+use super::{Observed, names, options::settings, seconds, state_claim};
 use crate::{
     attachment_pod::{self, Attached},
     launcher_pod::{self, Inputs, Target},
@@ -23,7 +23,7 @@ const UNSCHEDULABLE_TIMEOUT: i64 = 300;
 /// Seconds after which a pod that does not start is deleted.
 pub(super) const PENDING_TIMEOUT: i64 = 900;
 /// Wait before a pod is rendered again that could not be rendered.
-const RENDER_AGAIN: Duration = Duration::from_secs(30);
+pub(super) const RENDER_AGAIN: Duration = Duration::from_secs(30);
 /// Format of the time in the annotation, as Go prints it.
 const GO_TIME: &str = "%Y-%m-%d %H:%M:%S %z %Z";
 
@@ -99,6 +99,7 @@ fn inputs<'a>(observed: &'a Observed, vmi: &'a VirtualMachineInstance) -> Inputs
         claims: &observed.claims,
         limits: observed.limits,
         definitions: observed.definitions.as_ref(),
+        state: None,
     }
 }
 
@@ -114,7 +115,11 @@ fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Deci
         source_node: observed.source_node.as_deref(),
         post_copy: settings(observed, vmi).switches_to_post_copy(),
     };
-    match launcher_pod::render_target(&inputs(observed, vmi), &target) {
+    let state = match state_claim::provide(observed, vmi, decision)? {
+        state_claim::Gate::Open(state) => state,
+        state_claim::Gate::Closed => return Ok(()),
+    };
+    match launcher_pod::render_target(&Inputs { state: state.as_ref(), ..inputs(observed, vmi) }, &target) {
         Ok(pod) => decision.push(
             Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?
                 .on_success(Event::normal(

@@ -7,6 +7,7 @@ use api::{
     constants::annotation::HAND_OVER_TO,
     hotplug::dump_claim,
     owner,
+    persistent_state::{LABEL, MIGRATION_LABEL},
     vmi::volumes::Volume,
 };
 use k8s_openapi::{
@@ -18,7 +19,13 @@ use super::{
     declaration::Declaration,
     metadata::{keep, slim},
 };
+use crate::{
+    cache::{Cached, Key},
+    runtime::Kind,
+};
 
+/// Access mode of claims that several nodes can mount.
+pub(crate) const SHARED: &str = "ReadWriteMany";
 /// Annotation of claims that neither CDI nor we fill.
 const EXTERNAL_POPULATION: &str = "cdi.kubevirt.io/externalPopulation";
 /// Annotation of claims with the node on which their volume is made.
@@ -57,6 +64,15 @@ pub(crate) fn mounted_claim(volume: &Volume) -> Option<(&str, bool)> {
     Some((&claim.claim_name, claim.read_only.unwrap_or(false)))
 }
 
+/// Indices of claims.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ClaimIndex {
+    /// The VMI with the state in the claim: its namespace and the value of the label.
+    State(Key),
+    /// Storage class of a bound claim whose file system several nodes can mount.
+    SharedFileSystem(String),
+}
+
 /// A persistent volume claim.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct CachedClaim {
@@ -86,6 +102,10 @@ pub(crate) struct CachedClaim {
     pub data_source: Option<(String, String)>,
     /// Name of the DataVolume for which it was filled.
     pub populated_for: Option<String>,
+    /// Value of the label with the VMI whose state it has.
+    pub state_of: Option<String>,
+    /// Value of the label with the migration that moves the state of a VMI to it.
+    pub moved_by: Option<String>,
     /// Labels from which VMs infer instance types and preferences.
     pub inference: BTreeMap<String, String>,
 }
@@ -130,11 +150,23 @@ pub(crate) fn changed<'a>(
     present.or(former).filter(|_| !is_equivalent)
 }
 
-unindexed!(CachedClaim);
+impl Cached for CachedClaim {
+    type Index = ClaimIndex;
+    reduced!();
+
+    fn indices(&self) -> Vec<ClaimIndex> {
+        let namespace = || self.metadata.namespace.clone().unwrap_or_default();
+        let state = self.state_of.as_ref().map(|vmi| ClaimIndex::State(Key::new(namespace(), vmi.as_str())));
+        let is_shared = !self.block && self.phase == "Bound" && self.access_modes.iter().any(|mode| mode == SHARED);
+        let shared = self.storage_class.clone().filter(|_| is_shared).map(ClaimIndex::SharedFileSystem);
+        state.into_iter().chain(shared).collect()
+    }
+}
 
 impl Declaration for CachedClaim {
     type Wire = PersistentVolumeClaim;
     type Kept = Self;
+    const WRITTEN: Option<Kind> = Some(Kind::Claim);
 }
 
 /// Returns true if an importer has still to fill the claim with these annotations. One that is filled through another claim is bound
@@ -164,8 +196,11 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         let populating = annotations.is_some_and(is_populating);
         let has_node = annotations.is_some_and(|all| all.contains_key(SELECTED_NODE));
         let populated_for = annotations.and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
+        let label = |key: &str| claim.metadata.labels.as_ref().and_then(|labels| labels.get(key)).cloned();
         let inference = claim.metadata.labels.iter().flatten().filter(|(key, _)| is_inference(key));
         Self {
+            state_of: label(LABEL),
+            moved_by: label(MIGRATION_LABEL),
             populated_for,
             inference: inference.map(|(key, value)| (key.clone(), value.clone())).collect(),
             populating,

@@ -33,6 +33,7 @@ pub(crate) mod policies;
 pub(crate) mod pool_revisions;
 pub(crate) mod pools;
 pub(crate) mod quotas;
+pub(crate) mod recoveries;
 pub(crate) mod replica_sets;
 #[cfg(test)]
 mod rights;
@@ -42,6 +43,7 @@ pub(crate) mod snapshots;
 mod sources;
 pub(crate) mod start_revisions;
 pub(crate) mod storage_classes;
+pub(crate) mod storage_profiles;
 pub(crate) mod vmis;
 pub(crate) mod vms;
 pub(crate) mod volumes;
@@ -82,10 +84,12 @@ use self::{
     policies::CachedPolicy,
     pool_revisions::PoolRevision,
     quotas::CachedQuota,
+    recoveries::CachedRecovery,
     roles::CachedRole,
     snapshots::CachedSnapshot,
     start_revisions::StartRevision,
     storage_classes::CachedStorageClass,
+    storage_profiles::CachedStorageProfile,
     volumes::CachedVolume,
 };
 use crate::{
@@ -186,6 +190,10 @@ resources! {
     import_pods: CachedImportPod as ImportPods,
     /// Storage classes.
     storage_classes: CachedStorageClass as StorageClasses,
+    /// Storage profiles of CDI.
+    storage_profiles: CachedStorageProfile as StorageProfiles,
+    /// Pods that read which claim has the state of a VMI.
+    recoveries: CachedRecovery as Recoveries,
     /// Installations of CDI.
     cdis: CachedCdi as Cdis,
     /// Resource quotas.

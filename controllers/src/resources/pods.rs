@@ -8,7 +8,9 @@ use std::{
 use api::{
     VirtualMachineInstance,
     constants::{annotation, component, label},
-    owner, quantity,
+    owner,
+    persistent_state::POD_VOLUME,
+    quantity,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -207,6 +209,8 @@ pub(crate) struct CachedPod {
     pub cpu_selector: BTreeMap<String, String>,
     /// Digests of the images of its image volumes by the names of the volumes, as far as the kubelet reports them.
     pub image_digests: BTreeMap<String, String>,
+    /// Claim with the state of its VMI.
+    pub state_claim: Option<String>,
     /// It has finalizers, which keep it after its deletion.
     pub has_finalizers: bool,
     /// Addresses.
@@ -352,6 +356,12 @@ impl From<Pod> for CachedPod {
         let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
         let command = container.as_ref().and_then(|container| container.command.as_deref());
         Self {
+            state_claim: spec
+                .volumes
+                .into_iter()
+                .flatten()
+                .find(|volume| volume.name == POD_VOLUME)
+                .and_then(|volume| volume.persistent_volume_claim.map(|source| source.claim_name)),
             temporary: command.is_some_and(|command| command == BIND_CLAIMS),
             node_name: spec.node_name,
             wanted: container

@@ -1,5 +1,7 @@
 //! Storage classes, as far as claims of DataVolumes are completed from them.
 
+use std::sync::Arc;
+
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{declaration::Declaration, metadata::slim};
@@ -48,6 +50,12 @@ impl Cached for CachedStorageClass {
         let virt = self.is_virt_default.then_some(StorageClassIndex::VirtDefault);
         default.into_iter().chain(virt).collect()
     }
+}
+
+/// Returns the newest class; of several, the first by name.
+pub(crate) fn newest(classes: Vec<Arc<CachedStorageClass>>) -> Option<Arc<CachedStorageClass>> {
+    let age = |class: &Arc<CachedStorageClass>| class.metadata.creation_timestamp.clone();
+    classes.into_iter().reduce(|found, class| if age(&class) > age(&found) { class } else { found })
 }
 
 impl Declaration for CachedStorageClass {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use api::{
     VirtualMachineInstance, VmiPhase,
     constants::{condition, label},
-    owner, resize,
+    names, owner, persistent_state, resize,
     tsc::{self, Need},
     vsock,
 };
@@ -23,6 +23,8 @@ pub(crate) enum VmiIndex {
     Node(String),
     /// Claim that a VMI names and that has not ended.
     Claim(Key),
+    /// Label of the claim with the state of a VMI that has not ended, with its namespace.
+    State(Key),
     /// Definition of a network that a VMI names and that has not started.
     Network(Key),
     /// UID of the controller.
@@ -82,6 +84,10 @@ impl Cached for VirtualMachineInstance {
         }
         indices.extend(node_name(self).map(|name| VmiIndex::Node(name.to_owned())));
         indices.extend(claim_names(self).into_iter().map(|name| VmiIndex::Claim(Key::new(namespace.clone(), name))));
+        if persistent_state::is_kept(&self.spec) {
+            let name = names::label_value(self.metadata.name.as_deref().unwrap_or_default());
+            indices.push(VmiIndex::State(Key::new(namespace.clone(), name)));
+        }
         indices.extend(vsock::cid(self).map(VmiIndex::Cid));
         indices.extend(tsc::frequency(self).map(VmiIndex::TscFrequency));
         if needs_tsc_frequency(self) {

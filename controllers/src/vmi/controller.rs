@@ -16,6 +16,7 @@ use crate::{
     cache::Key,
     data_volumes::{self, DataVolumes},
     launcher_pod::{NamespaceLimits, required_labels},
+    persistent_state,
     resources::{
         Caches, Resource,
         attachments::CachedAttachment,
@@ -64,6 +65,8 @@ impl Controller for Vmis {
         Resource::Attachments,
         Resource::Migrations,
         Resource::Claims,
+        Resource::StorageClasses,
+        Resource::StorageProfiles,
         Resource::DataVolumes,
         Resource::Quotas,
         Resource::Namespaces,
@@ -100,9 +103,21 @@ impl Controller for Vmis {
         // VMIs that wait for a claim, and those whose guest must see its growth.
         let vmis = caches.vmis.clone();
         wake.on(&caches.claims, move |former, present| {
-            let claim = changed(former, present).map(|claim| VmiIndex::Claim(Key::of(&claim.metadata)));
-            claim.map(|claim| vmis.keys_by(&claim)).into_iter().flatten()
+            let claim = changed(former, present);
+            let mut keys =
+                claim.map(|claim| vmis.keys_by(&VmiIndex::Claim(Key::of(&claim.metadata)))).unwrap_or_default();
+            // The label can have been removed.
+            let labelled = [former, present].into_iter().flatten().filter(|_| claim.is_some());
+            keys.extend(labelled.flat_map(|claim| {
+                let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+                let label = claim.state_of.as_ref().map(|label| VmiIndex::State(Key::new(namespace, label.as_str())));
+                label.map(|label| vmis.keys_by(&label)).unwrap_or_default()
+            }));
+            keys
         });
+        // VMIs for whose claims there was no class.
+        let vmis = caches.vmis.clone();
+        wake.on(&caches.storage_classes, move |_, _| vmis.keys_by(&VmiIndex::Unstarted));
         // A claim has the name of its DataVolume.
         let (woken, vmis) = (wake.clone(), caches.vmis.clone());
         caches.data_volumes.listen(move |(former, present)| {
@@ -154,12 +169,12 @@ impl Controller for Vmis {
             } else {
                 Vec::new()
             },
-            pods,
             temporary,
             missing: caches.missing_pods(&vmi),
             migrations: caches.migrations.by(&MigrationIndex::UnfinishedOfVmi(key.clone())),
             data_volumes: DataVolumes::of(caches, &key.namespace, &claims, names),
             claims,
+            state: persistent_state::of_vmi(caches, &config, &vmi, &pods),
             limits: namespace_limits(caches, &config, &key.namespace),
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
@@ -169,6 +184,7 @@ impl Controller for Vmis {
             failure: attempt.failure.cloned(),
             now: attempt.now,
             instance: vmi,
+            pods,
         })
     }
 

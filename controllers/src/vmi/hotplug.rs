@@ -178,7 +178,7 @@ pub(super) fn update_status(observed: &Observed, launcher: Option<&CachedPod>, e
     entries.retain_mut(|entry| {
         entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, &observed.attachments)
     });
-    entries.sort_by(|left, right| left.name.cmp(&right.name));
+    api::persistent_state::sort_volumes(entries);
 }
 
 /// Returns the words for a claim that is not filled yet.

@@ -10,7 +10,7 @@
 //!   Failed <───────────────────────┴────────────────────────────────┴──────────── Succeeded / Failed
 //! ```
 //! A pod is created once in the life of a VMI: only while its phase is Pending and it has none. Its claims are ready then
-//! (`data_volumes.rs`); a temporary pod may have been scheduled in its place before, so that they could be filled.
+//! (`data_volumes.rs`), and so is the one with its state (`state.rs`); a temporary pod may have been scheduled in its place before, so that they could be filled.
 //! A pod that the watch shows no longer is gone only if its end was seen or the API server confirms it. Until then nothing is
 //! decided: a second launcher beside a first one without its label would destroy the volumes.
 //! virt-handler owns everything from Scheduled on; this controller only fails VMIs whose pod is gone.
@@ -29,6 +29,7 @@ mod phase;
 mod pod_metadata;
 mod pods;
 mod resize;
+mod state;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -61,6 +62,7 @@ use self::{
 use crate::{
     data_volumes::DataVolumes,
     launcher_pod::NamespaceLimits,
+    persistent_state::State,
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pod_warnings::PodWarning,
         pods::CachedPod, vmis::is_unstarted,
@@ -92,6 +94,8 @@ pub(crate) struct Observed {
     pub launcher_image: Arc<str>,
     /// Claims that the VMI names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// Claims with its state.
+    pub state: State,
     /// DataVolumes of these claims.
     pub data_volumes: DataVolumes,
     /// Limits the namespace makes necessary.
@@ -108,6 +112,8 @@ pub(crate) struct Observed {
     pub now: Timestamp,
 }
 
+/// Wait for the end of a claim that has the name of another one.
+const AFTER_CLAIM: Duration = Duration::from_secs(5);
 /// Wait after a search for pods.
 const AFTER_SEARCH: Duration = Duration::from_millis(500);
 /// An error that shows in condition Synchronized.
@@ -214,6 +220,8 @@ fn derived_status(
         status.active_pods = active;
     }
     volumes::update_claims(&observed.instance.spec, &observed.claims, &mut status.volume_status);
+    let state = pod.and_then(|pod| state::mounted(observed, pod.state_claim.as_ref()));
+    volumes::update_state(state, &mut status.volume_status);
     hotplug::update_status(observed, pod, &mut status.volume_status);
     let Some(pod) = pod else { return };
     if let Some(attached) = pod.known_networks() {

@@ -14,6 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Observed, SyncError,
     data_volumes::{self, Gate},
+    state,
 };
 use crate::{
     launcher_pod::{self, Inputs, is_target_of},
@@ -191,6 +192,7 @@ pub(super) fn inputs<'a>(observed: &'a Observed) -> Inputs<'a> {
         claims: &observed.claims,
         limits: observed.limits,
         definitions: observed.definitions.as_ref(),
+        state: None,
     }
 }
 
@@ -221,6 +223,7 @@ fn missing_data_volume(observed: &Observed, volume: &str, decision: &mut Decisio
 pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = &*observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
+    let state = state::provide(observed, decision)?;
     let render = match data_volumes::gate(observed) {
         Gate::Missing(claim) => return Ok(Some(missing_claim(observed, claim, decision))),
         Gate::Orphaned(volume) => return Ok(Some(missing_data_volume(observed, volume, decision))),
@@ -229,7 +232,11 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
         Gate::AwaitsConsumer(_) => launcher_pod::render_temporary,
         Gate::Open => launcher_pod::render,
     };
-    let pod = match render(&inputs(observed)) {
+    let state = match state {
+        state::Gate::Open(state) => state,
+        state::Gate::Closed(error) => return Ok(Some(error)),
+    };
+    let pod = match render(&Inputs { state: state.as_ref(), ..inputs(observed) }) {
         Ok(pod) => pod,
         Err(other) => {
             let message = format!("failed to render launch manifest: {other}");
@@ -254,7 +261,7 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
 }
 
 /// Returns true if condition Synchronized shows this already.
-fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
+pub(super) fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
     instance.condition(condition::SYNCHRONIZED).is_some_and(|condition| {
         condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
     })

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     VirtualMachineInstanceSpec,
+    persistent_state::{self, STATUS_VOLUME},
     vmi::status::{PersistentVolumeClaimInfo, VolumeStatus},
 };
 
@@ -35,7 +36,26 @@ pub(super) fn update_claims(
             }),
         }
     }
-    entries.sort_by(|left, right| left.name.cmp(&right.name));
+    persistent_state::sort_volumes(entries);
+}
+
+/// Updates the entry of the claim with the state of the VMI. One that is gone leaves its entry unchanged.
+pub(super) fn update_state(claim: Option<&CachedClaim>, entries: &mut Vec<VolumeStatus>) {
+    let Some(claim) = claim else { return };
+    let info = Some(PersistentVolumeClaimInfo {
+        access_modes: claim.access_modes.clone(),
+        claim_name: claim.metadata.name.clone(),
+        ..PersistentVolumeClaimInfo::default()
+    });
+    match entries.iter_mut().find(|entry| entry.name == STATUS_VOLUME) {
+        Some(entry) => entry.persistent_volume_claim_info = info,
+        None => entries.push(VolumeStatus {
+            name: STATUS_VOLUME.to_owned(),
+            persistent_volume_claim_info: info,
+            ..VolumeStatus::default()
+        }),
+    }
+    persistent_state::sort_volumes(entries);
 }
 
 fn info(name: &str, claim: &CachedClaim) -> PersistentVolumeClaimInfo {

@@ -175,7 +175,7 @@ fn of_report(
             entry.size = i64::try_from(disk.size).ok();
         }
     }
-    next.volume_status.sort_by(|left, right| left.name.cmp(&right.name));
+    api::persistent_state::sort_volumes(&mut next.volume_status);
     if let Some(guest) = report.guest.as_ref().filter(|guest| !guest.name.is_empty()) {
         next.guest_os_info = guest_os(guest);
     }

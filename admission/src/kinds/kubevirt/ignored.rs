@@ -110,10 +110,6 @@ const SETTINGS: &[Setting] = &[
     ),
     setting("spec.configuration.virtTemplateDeployment.enabled", "templates of VMs are not supported yet"),
     setting(
-        "spec.configuration.vmStateStorageClass",
-        "persistent state of VMs is not supported yet, VMs that use it are refused",
-    ),
-    setting(
         "spec.configuration.webhookConfiguration.restClient.rateLimiter",
         "virt-api has one client, which apiConfiguration limits",
     ),
@@ -315,7 +311,6 @@ mod tests {
             ("spec.configuration.supportContainerResources", json!([{"type": "container-disk", "resources": {}}])),
             ("spec.configuration.supportedGuestAgentVersions", json!(["4.*"])),
             ("spec.configuration.virtTemplateDeployment.enabled", json!(true)),
-            ("spec.configuration.vmStateStorageClass", json!("fast")),
             ("spec.configuration.webhookConfiguration.restClient.rateLimiter", limit.clone()),
         ] {
             let value = if field.ends_with(".qps") { json!({"qps": value, "burst": 1}) } else { value };

@@ -80,6 +80,7 @@ fn annotation_of_any_value_makes_the_launcher_fail() {
             claims: &claims,
             limits,
             definitions: None,
+            state: None,
         };
         let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
         let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();

@@ -65,7 +65,15 @@ fn rendered_vmi(
     limits: NamespaceLimits,
 ) -> Result<Value, RenderError> {
     let claims = claims();
-    let inputs = Inputs { instance, config, launcher_image: "launcher:1", claims: &claims, limits, definitions: None };
+    let inputs = Inputs {
+        instance,
+        config,
+        launcher_image: "launcher:1",
+        claims: &claims,
+        limits,
+        definitions: None,
+        state: None,
+    };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }
 
@@ -148,7 +156,7 @@ fn features_without_support_are_refused_not_ignored() {
     for change in [
         json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
         json!({"volumes": [{"name": "h", "hostDisk": {"path": "/x", "type": "Disk"}}]}),
-        json!({"domain": {"devices": {"tpm": {"persistent": true}}}}),
+        json!({"domain": {"devices": {"interfaces": [{"name": "default", "sriov": {}}]}}}),
     ] {
         let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());
         assert!(matches!(refused, Err(RenderError::Unsupported(_))), "{change}");
@@ -156,11 +164,42 @@ fn features_without_support_are_refused_not_ignored() {
 }
 
 #[test]
-fn a_tpm_that_is_switched_off_keeps_no_state() {
-    let with = |tpm: Value| {
-        let spec = merged(small(), &json!({"domain": {"devices": {"tpm": tpm}}}));
-        rendered_with(spec, &ClusterConfig::default(), NamespaceLimits::default()).is_ok()
+fn state_is_in_a_claim_that_the_pod_mounts_as_a_whole() {
+    let state = |shared| Some(StateMount { claim: "s".to_owned(), shared });
+    let with = |change: Value, state: Option<StateMount>| {
+        let (instance, config, claims) = (vmi(merged(small(), &change)), ClusterConfig::default(), claims());
+        let inputs = Inputs {
+            instance: &instance,
+            config: &config,
+            launcher_image: "launcher:1",
+            claims: &claims,
+            limits: NamespaceLimits::default(),
+            definitions: None,
+            state: state.as_ref(),
+        };
+        render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
     };
-    assert!(with(json!({"enabled": false, "persistent": true})));
-    assert!(!with(json!({"persistent": true})) && !with(json!({"enabled": true, "persistent": true})));
+    let tpm = |tpm: Value| json!({"domain": {"devices": {"tpm": tpm}}});
+    let efi = json!({"domain": {"firmware": {"bootloader": {"efi": {"persistent": true}}}}});
+    let mount = json!({"name": "vm-state", "mountPath": "/var/run/kubevirt-private/vm-state"});
+    for (change, shared, mounts) in [
+        (tpm(json!({"persistent": true})), false, true),
+        (tpm(json!({"persistent": true})), true, true),
+        (efi, false, true),
+        (tpm(json!({})), false, false),
+        (tpm(json!({"enabled": false, "persistent": true})), false, false),
+    ] {
+        let pod = with(change.clone(), state(shared)).unwrap();
+        let container = &pod["spec"]["containers"][0];
+        let has = |list: &Value, item: &Value| list.as_array().unwrap().contains(item);
+        let claim = json!({"name": "vm-state", "persistentVolumeClaim": {"claimName": "s"}});
+        assert_eq!(has(&container["volumeMounts"], &mount), mounts, "{change}");
+        assert_eq!(has(&pod["spec"]["volumes"], &claim), mounts, "{change}");
+        let is_shared =
+            container["env"].as_array().unwrap().iter().any(|variable| {
+                variable["name"] == "SHARED_FILESYSTEM_PATHS" && variable["value"] == mount["mountPath"]
+            });
+        assert_eq!(is_shared, shared, "{change}");
+        assert_eq!(with(change, None).is_err(), mounts);
+    }
 }

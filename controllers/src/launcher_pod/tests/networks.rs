@@ -61,6 +61,7 @@ fn resources_of_networks_are_requested_unless_another_program_does() {
             claims: &claims,
             limits: NamespaceLimits::default(),
             definitions,
+            state: None,
         };
         render(&inputs).map(|pod| serde_json::to_value(pod).unwrap()["spec"]["containers"][0]["resources"].clone())
     };

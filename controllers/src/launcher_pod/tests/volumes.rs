@@ -149,6 +149,7 @@ fn temporary_pod_is_scheduled_as_the_launcher_and_mounts_nothing() {
         claims: &claims,
         limits: NamespaceLimits::default(),
         definitions: None,
+        state: None,
     };
     let [launcher, temporary] =
         [render(&inputs), render_temporary(&inputs)].map(|pod| serde_json::to_value(pod.unwrap()).unwrap());
@@ -188,6 +189,7 @@ fn temporary_pod_has_no_proxy() {
         claims: &claims,
         limits: NamespaceLimits::default(),
         definitions: None,
+        state: None,
     };
     let metadata = render_temporary(&inputs).unwrap().metadata;
     for marks in [metadata.labels, metadata.annotations] {

@@ -4,6 +4,7 @@ mod end;
 mod gate;
 mod limits;
 mod phases;
+mod state_claim;
 mod target;
 mod waits;
 
@@ -113,6 +114,9 @@ fn observed(
         policies: Vec::new(),
         namespace: BTreeMap::new(),
         claims: BTreeMap::new(),
+        claims_of_state: State::default(),
+        recovery: None,
+        tolerations: Vec::new(),
         limits: NamespaceLimits::default(),
         definitions: None,
         config: Arc::default(),

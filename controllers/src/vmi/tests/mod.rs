@@ -8,6 +8,7 @@ mod networks;
 mod resize;
 mod running;
 mod start;
+mod state;
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -93,6 +94,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
         config: Arc::default(),
         launcher_image: "launcher:1".into(),
         claims: BTreeMap::new(),
+        state: State::default(),
         limits: NamespaceLimits::default(),
         frequency: None,
         cid: None,

@@ -78,6 +78,7 @@ mod silent_connections;
 mod silent_nodes;
 mod spellings;
 mod starts;
+mod state;
 mod storage_classes;
 mod strategies;
 mod stream_faults;

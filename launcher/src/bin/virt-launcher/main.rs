@@ -3,9 +3,10 @@
 use std::{io::IsTerminal, path::Path, process::ExitCode};
 
 use anyhow::Context;
+use api::persistent_state::NOT_MIGRATED;
 use clap::Parser;
 use ferrovirt_launcher::{
-    freezer, hold_volumes,
+    find_migrated, freezer, hold_volumes,
     hypervisor::libvirt::capabilities,
     options::{CommandLine, Task},
     paths::Paths,
@@ -42,6 +43,10 @@ fn main() -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         (Some(Task::BindClaims), _) => Ok(ExitCode::SUCCESS),
+        (Some(Task::FindMigrated { directory, migration }), _) => {
+            let found = find_migrated::run(&directory, &migration).context("reading the mark of the migration")?;
+            Ok(if found { ExitCode::SUCCESS } else { ExitCode::from(NOT_MIGRATED) })
+        }
         (Some(Task::ProbeCapabilities { scratch, kvm, verify }), _) => {
             capabilities::probe(&scratch, kvm, verify).context("probing libvirt and QEMU")?;
             Ok(ExitCode::SUCCESS)

@@ -114,16 +114,10 @@ fn each_unsupported_field_is_named() {
             json!({"domain": {"memory": {"reservedOverhead": {"memLock": "Required"}}}}),
             "domain.memory.reservedOverhead.memLock",
         ),
-        (
-            json!({"domain": {"firmware": {"bootloader": {"efi": {"persistent": true}}}}}),
-            "domain.firmware.bootloader.efi.persistent",
-        ),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
         (json!({"domain": {"launchSecurity": {}}}), "domain.launchSecurity"),
         (json!({"domain": {"ioThreadsPolicy": "many"}}), "domain.ioThreadsPolicy"),
         (json!({"domain": {"features": {"hyperv": {}, "hypervPassthrough": {}}}}), "domain.features.hypervPassthrough"),
-        (devices(json!({"tpm": {}})), "domain.devices.tpm"),
-        (devices(json!({"tpm": {"persistent": true}})), "domain.devices.tpm"),
         (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
         (devices(json!({"hostDevices": [{"requestName": "r"}]})), "domain.devices.hostDevices[0].requestName"),
         (

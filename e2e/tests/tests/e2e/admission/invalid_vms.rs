@@ -92,7 +92,10 @@ fn printed() -> Vec<(Value, &'static str)> {
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
     let disks = json!([{"name": "root", "disk": {}}, {"name": "seed", "disk": {}}]);
     vec![
-        (devices(json!({"tpm": {}})), ".devices.tpm: is not supported yet: an emulated TPM"),
+        (
+            devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]})),
+            ".virtualGPUOptions.display: is not supported yet: displays of virtual GPUs",
+        ),
         (devices(json!({"disks": disks})), ".disks[1].name: 'seed' not found. No volume has this name."),
         (json!({"domain": {"memory": {"guest": "128MB"}}}), ": write 128M or 128Mi"),
         (json!({"domain": {"memory": {"guest": "128m"}}}), ".memory.guest: '128m': must be"),

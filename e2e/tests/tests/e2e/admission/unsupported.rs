@@ -59,6 +59,5 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
             })),
             "domain.launchSecurity",
         ),
-        ("a TPM", devices(json!({"tpm": {}})), "domain.devices.tpm"),
     ]
 }
