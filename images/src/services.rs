@@ -83,6 +83,9 @@ fn service(name: &str) -> Option<Service> {
                 "libvirt-daemon-driver-qemu",
                 "libvirt-clients",
                 "psmisc",
+                "swtpm",
+                "swtpm-tools",
+                "gnutls-bin",
                 "qemu-system-x86",
                 "qemu-utils",
                 "seabios",
@@ -161,6 +164,13 @@ const LAUNCHER_FILES: &[&str] = &[
     "usr/share/qemu/qboot.rom",
     "usr/share/seabios",
     "usr/share/OVMF",
+    // TPM emulator, its library, which it finds by its name, and the programs that make a TPM with its certificates.
+    "usr/bin/swtpm",
+    "usr/lib/x86_64-linux-gnu/swtpm/libswtpm_libtpms.so.0*",
+    "usr/bin/swtpm_setup",
+    "usr/bin/swtpm_localca",
+    "usr/bin/swtpm_cert",
+    "usr/bin/certtool",
     // Time zones for guest clocks.
     "usr/share/zoneinfo",
 ];

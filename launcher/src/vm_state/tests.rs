@@ -1,0 +1,96 @@
+use protocol::{Lifecycle, MigrationReport};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn vmi(domain: Value) -> VirtualMachineInstance {
+    serde_json::from_value(json!({"metadata": {"name": "vm", "namespace": "ns"}, "spec": {"domain": domain}})).unwrap()
+}
+
+/// Files of a pod, with a claim for the state if `claim`.
+fn pod(name: &str, claim: bool) -> Paths {
+    let root = std::env::temp_dir().join(format!("launcher-vm-state-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&root);
+    let paths = Paths {
+        private: root.join("private"),
+        runtime: root.join("run"),
+        vm_state: root.join("private/vm-state"),
+        ..Paths::default()
+    };
+    std::fs::create_dir_all(if claim { &paths.vm_state } else { &paths.private }).unwrap();
+    std::fs::create_dir_all(paths.libvirt_runtime()).unwrap();
+    paths
+}
+
+fn state(paths: &Paths) -> VmState {
+    VmState { paths: paths.clone(), guest: paths.private.join("pid"), ending: Arc::default(), started: Arc::default() }
+}
+
+#[test]
+fn a_uuid_has_the_form_of_libvirts_directories() {
+    let uuid = Some("5d307ca9-b3ef-428c-8861-06e72d69f223".to_owned());
+    for (text, expected) in [
+        ("5d307ca9-b3ef-428c-8861-06e72d69f223", uuid.clone()),
+        ("5D307CA9-B3EF-428C-8861-06E72D69F223", uuid.clone()),
+        ("5d307ca9b3ef428c886106e72d69f223", uuid),
+        ("../../../../../../../../../../etc", None),
+        ("5d307ca9-b3ef-428c-8861-06e72d69f22", None),
+        ("5d307ca9-b3ef-428c-8861-06e72d69f22ä", None),
+        ("", None),
+    ] {
+        assert_eq!(canonical_uuid(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn only_variables_that_persist_are_in_the_claim() {
+    let paths = pod("variables", true);
+    let efi = |efi: Value| vmi(json!({"devices": {}, "firmware": {"bootloader": {"efi": efi}}}));
+    let kept = efi(json!({"persistent": true}));
+    assert_eq!(VmState::variables(&kept, &paths), paths.vm_state.join("nvram/vm_VARS.fd"));
+    assert_eq!(VmState::variables(&efi(json!({})), &paths), paths.nvram().join("vm_VARS.fd"));
+    state(&paths).prepare(&kept, None).unwrap();
+    let file = VmState::variables(&kept, &paths);
+    // QEMU does not start with a file without content.
+    for (content, is_kept) in [("", false), ("x", true)] {
+        std::fs::write(&file, content).unwrap();
+        state(&paths).prepare(&kept, None).unwrap();
+        assert_eq!(file.exists(), is_kept);
+    }
+    let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
+}
+
+#[test]
+fn state_that_persists_needs_a_claim_and_a_uuid() {
+    let (without, with) = (pod("no-claim", false), pod("no-uuid", true));
+    let tpm = |firmware: Value| vmi(json!({"devices": {"tpm": {"persistent": true}}, "firmware": firmware}));
+    let known = tpm(json!({"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}));
+    assert!(matches!(state(&without).prepare(&known, None), Err(VmStateError::NoClaim)));
+    assert!(matches!(state(&with).prepare(&tpm(json!({})), None), Err(VmStateError::NoUuid)));
+    assert!(matches!(state(&with).prepare(&tpm(json!({"uuid": "../x"})), None), Err(VmStateError::NoUuid)));
+    for paths in [without, with] {
+        let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
+    }
+}
+
+#[test]
+fn a_launcher_that_was_a_source_leaves_the_claim_to_the_next_start() {
+    let report = |step: MigrationStep| Some(MigrationReport { step: step.into(), ..MigrationReport::default() });
+    for (migration, reason, expected) in [
+        (None, "shutdown", End::Here),
+        (None, "crashed", End::Here),
+        (report(MigrationStep::Moved), "migrated", End::Left),
+        (report(MigrationStep::Moved), "shutdown", End::Here),
+        (report(MigrationStep::NotMoved), "shutdown", End::Unknown),
+        (report(MigrationStep::Copying), "crashed", End::Unknown),
+        (report(MigrationStep::Releasing), "", End::Unknown),
+    ] {
+        let state = LauncherState {
+            migration,
+            reason: reason.into(),
+            lifecycle: Lifecycle::Shutoff.into(),
+            ..LauncherState::default()
+        };
+        assert_eq!(End::of(&state), expected, "{state:?}");
+    }
+}
