@@ -6,6 +6,7 @@
 //! * [`hypervisor`] holds the traits under the engine, and libvirt behind them (the only unsafe code) with its daemon and a
 //!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
+//! * `vm_state` holds the state of the VMI beside its disks: TPM and UEFI variables.
 //! * `migration` passes on the connections of a live migration between two pods.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
 //! * `server` answers virt-handler, `socket` opens the sockets that it connects to; [`worker`] connects all of it; `tasks` are
@@ -32,4 +33,5 @@ mod socket;
 mod storage;
 mod streaming;
 mod tasks;
+mod vm_state;
 pub mod worker;

@@ -19,6 +19,8 @@ pub struct Paths {
     pub kernel_boot: PathBuf,
     /// Hot-plugged volumes, put there by virt-handler.
     pub hotplug_disks: PathBuf,
+    /// Claim with the state of the VMI, if it has one.
+    pub vm_state: PathBuf,
     /// Devices.
     pub dev: PathBuf,
 }
@@ -33,6 +35,7 @@ impl Default for Paths {
             container_disks: "/var/run/kubevirt-image-volume".into(),
             kernel_boot: "/var/run/kubevirt-kernel-boot".into(),
             hotplug_disks: api::hotplug::DIRECTORY.into(),
+            vm_state: api::persistent_state::DIRECTORY.into(),
             dev: "/dev".into(),
         }
     }
@@ -100,9 +103,34 @@ impl Paths {
         self.libvirt_runtime().join("qemu/run").join(format!("{domain}.pid"))
     }
 
-    /// Directory of UEFI variables.
+    /// Directory of UEFI variables that end with the pod.
     pub fn nvram(&self) -> PathBuf {
         self.private.join("libvirt/qemu/nvram")
+    }
+
+    /// Files of the TPM emulator: configuration, logs, and the state of a TPM that ends with the pod.
+    pub fn tpm_work(&self) -> PathBuf {
+        self.private.join("swtpm")
+    }
+
+    /// State of a TPM that ends with the pod.
+    pub fn volatile_tpm(&self) -> PathBuf {
+        self.tpm_work().join("state")
+    }
+
+    /// Link to the state directory of the TPM that the emulator has.
+    pub fn tpm_state(&self) -> PathBuf {
+        self.libvirt_runtime().join("swtpm-state")
+    }
+
+    /// Socket of the TPM emulator, to which QEMU connects. The paths are the same in both pods of a migration.
+    pub fn tpm_socket(&self) -> PathBuf {
+        self.libvirt_runtime().join("swtpm.sock")
+    }
+
+    /// File with the process ID of the TPM emulator.
+    pub fn tpm_process(&self) -> PathBuf {
+        self.libvirt_runtime().join("swtpm.pid")
     }
 
     /// Directory of a volume's container disk.

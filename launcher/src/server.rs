@@ -305,6 +305,7 @@ impl Launcher for Service {
     }
 
     async fn freeze(&self, request: Request<FreezeRequest>) -> Result<Response<Done>, Status> {
+        self.engine.vm_state.sync().await.map_err(|error| Status::unavailable(error.to_string()))?;
         self.engine.guest_agent.freeze(request.into_inner().unfreeze_timeout_seconds).await?;
         Ok(Response::new(Done {}))
     }

@@ -13,6 +13,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
         "chromium",
         "the story of the web console is the only one that needs a browser, of which the packages take 300 MB",
     ),
+    ("swtpm, for its programs", "stories with a TPM run those of the launcher image"),
     ("qemu-img", "stories import images of all formats with that of the image virt-importer"),
     (
         "image volumes that are off",

@@ -1,6 +1,6 @@
 //! Devices other than disks and network interfaces.
 
-use api::{VirtualMachineInstance, constants::annotation, vsock};
+use api::{VirtualMachineInstance, constants::annotation, persistent_state, vsock};
 
 use super::{DomainError, Environment, alias, check, given, on_off, virtio_model, xml::Element};
 
@@ -86,12 +86,22 @@ pub(super) fn devices(
                 .child(Element::new("cid").with("auto", "no").with("address", cid.to_string())),
         );
     }
+    list.extend(tpm(vmi, env));
     for panic in &devices.panic_devices {
         let kind = given(&panic.model);
         check("spec.domain.devices.panicDevices.model", kind.unwrap_or("isa"), &["isa", "hyperv", "pvpanic"])?;
         list.push(Element::new("panic").with_some("model", kind));
     }
     Ok(list)
+}
+
+/// Renders the TPM, whose emulator the launcher runs: the state of one that persists can be where libvirt would not migrate it.
+fn tpm(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Option<Element> {
+    let model = if persistent_state::keeps_tpm(&vmi.spec) { "tpm-crb" } else { "tpm-tis" };
+    let socket = env.tpm.to_string_lossy();
+    let source = Element::new("source").with("type", "unix").with("mode", "connect").with("path", socket);
+    let backend = Element::new("backend").with("type", "external").child(source);
+    persistent_state::has_tpm(&vmi.spec).then(|| Element::new("tpm").with("model", model).child(backend))
 }
 
 fn needs_usb(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> bool {

@@ -129,6 +129,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) usb_redirection: &'a [PathBuf],
     /// File of UEFI variables.
     pub(crate) nvram: &'a Path,
+    /// Socket of the TPM emulator.
+    pub(crate) tpm: &'a Path,
     /// Directory of mounted secrets.
     pub(crate) secrets: &'a Path,
     /// Images.

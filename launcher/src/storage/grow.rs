@@ -184,6 +184,7 @@ mod tests {
             kernel_boot: root.join("kernel"),
             hotplug_disks: root.join("hotplug"),
             dev: root.join("dev"),
+            ..Paths::default()
         };
         let directory = paths.filesystem_volume("data");
         std::fs::create_dir_all(&directory).unwrap();

@@ -98,3 +98,21 @@ fn the_mac_address_is_written_as_libvirt_reads_it() {
         assert!(xml(spec).contains(&format!("<mac address='{expected}'")), "{asked}");
     }
 }
+
+#[test]
+fn the_model_of_a_tpm_depends_on_its_state() {
+    let backend = "<backend type='external'>\n        <source type='unix' mode='connect' path='/p/swtpm.sock'/>";
+    for (tpm, model) in [
+        (json!({}), Some("tpm-tis")),
+        (json!({"enabled": true}), Some("tpm-tis")),
+        (json!({"persistent": false}), Some("tpm-tis")),
+        (json!({"persistent": true}), Some("tpm-crb")),
+        (json!({"persistent": true, "enabled": false}), None),
+        (json!({"enabled": false}), None),
+    ] {
+        let xml = xml(with_domain(json!({"devices": {"tpm": tpm}})));
+        let expected = model.map(|model| format!("<tpm model='{model}'>\n      {backend}"));
+        assert_eq!(xml.contains("<tpm"), model.is_some(), "{tpm}");
+        assert!(expected.is_none_or(|expected| xml.contains(&expected)), "{tpm}: {xml}");
+    }
+}

@@ -68,7 +68,9 @@ fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, Domai
 }
 
 fn convert_for(vmi: &VirtualMachineInstance, kvm: bool, options: &protocol::VmiOptions) -> Result<Domain, DomainError> {
-    let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure: false };
+    let efi = vmi.spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
+    let secure = efi.is_some_and(|efi| efi.persistent == Some(true));
+    let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure };
     convert(
         vmi,
         &Environment {
@@ -78,6 +80,7 @@ fn convert_for(vmi: &VirtualMachineInstance, kvm: bool, options: &protocol::VmiO
             vnc: Path::new("/p/u/virt-vnc"),
             usb_redirection: &["/p/u/virt-usbredir-0".into(), "/p/u/virt-usbredir-1".into()],
             nvram: Path::new("/p/nvram/vm_VARS.fd"),
+            tpm: Path::new("/p/swtpm.sock"),
             secrets: Path::new("/p/secret"),
             prepared: &prepared(),
             uefi: Some(&uefi),
@@ -156,6 +159,32 @@ fn full() -> Value {
     })
 }
 
+/// A guest as the preference `windows.11.virtio` makes it.
+fn windows() -> Value {
+    let timers = json!({"hpet": {"present": false}, "hyperv": {}, "pit": {"tickPolicy": "delay"},
+        "rtc": {"tickPolicy": "catchup"}});
+    json!({
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "c"}}],
+        "domain": {
+            "memory": {"guest": "4Gi"},
+            "cpu": {"sockets": 2, "cores": 1, "threads": 1},
+            "clock": {"utc": {}, "timer": timers},
+            "features": {"acpi": {}, "apic": {}, "smm": {}, "hyperv": {"relaxed": {}, "vapic": {}, "vpindex": {},
+                "synic": {}, "spinlocks": {"spinlocks": 8191}, "synictimer": {"direct": {}}, "tlbflush": {}, "ipi": {},
+                "frequencies": {}, "reenlightenment": {}, "reset": {}, "runtime": {}}},
+            "firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223",
+                "bootloader": {"efi": {"secureBoot": true, "persistent": true}}},
+            "devices": {
+                "tpm": {"persistent": true},
+                "inputs": [{"name": "t", "type": "tablet", "bus": "virtio"}],
+                "interfaces": [{"name": "default", "masquerade": {}}],
+                "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+            },
+        },
+    })
+}
+
 /// `make domains` checks the recorded XML with the libvirt of the launcher image.
 #[test]
 fn vmis_become_the_recorded_xml() {
@@ -165,7 +194,12 @@ fn vmis_become_the_recorded_xml() {
         "networks": [{"name": "default", "pod": {}}],
         "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
-    for (name, spec, kvm) in [("plain", &plain, true), ("plain-emulated", &plain, false), ("full", &full(), true)] {
+    for (name, spec, kvm) in [
+        ("plain", &plain, true),
+        ("plain-emulated", &plain, false),
+        ("full", &full(), true),
+        ("windows", &windows(), true),
+    ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
         let path = directory.join(format!("{name}.xml"));
         if std::env::var_os("RECORD").is_some() {
@@ -188,6 +222,7 @@ fn without_kvm_emulation_must_be_allowed() {
         vnc: Path::new(""),
         usb_redirection: &[],
         nvram: Path::new(""),
+        tpm: Path::new(""),
         secrets: Path::new(""),
         prepared: &prepared,
         uefi: None,

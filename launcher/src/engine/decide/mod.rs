@@ -71,6 +71,7 @@ impl State {
             Input::Acted(id, result) => self.on_acted(id, result),
             Input::Destroyed(result) => self.base.on_destroyed(result),
             Input::ClockSet => self.base.setting_clock = false,
+            Input::Lost(reason) => self.base.on_lost(reason),
             Input::Job(name, input) => self.pass_to(name, input),
         }
     }

@@ -84,6 +84,13 @@ impl Driver {
                 if let Err(error) = self.save_migration(&record, mode) {
                     tracing::error!(%error, "cannot keep the state of the migration");
                 }
+                if record.has_arrived() {
+                    let vm_state = self.pod.vm_state.clone();
+                    self.spawn(async move {
+                        vm_state.arrived(&record.migration).await;
+                        Finished::Nothing
+                    });
+                }
             }
             Effect::Call(job, call) => self.call_domain(job, call),
             Effect::Work(job, work) => self.work(job, work),
@@ -105,8 +112,8 @@ impl Driver {
                 let domain = self.preparation(wanted).domain();
                 self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
             }
-            Work::PrepareTarget(wanted) => {
-                let domain = self.preparation(wanted).target();
+            Work::PrepareTarget(wanted, migration) => {
+                let domain = self.preparation(wanted).target(migration);
                 self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
             }
             Work::Compare(wanted) => {
@@ -123,10 +130,15 @@ impl Driver {
                     })
                 });
             }
-            Work::Release { paused } => {
+            Work::Release { migration, paused } => {
                 let (channels, thaw_after) = (self.channels.clone(), self.guest_agent.thaw_after());
+                let vm_state = self.pod.vm_state.clone();
                 self.spawn_work(job, async move {
+                    vm_state.leaving(&migration).await;
                     let result = channels.release(paused, thaw_after).await;
+                    if matches!(result, Ok(true)) {
+                        vm_state.left(&migration).await;
+                    }
                     JobInput::Released(result.map_err(|error| error.to_string()))
                 });
             }

@@ -18,6 +18,7 @@ use crate::{
     options::VmiArgs,
     paths::Paths,
     streaming::console::Console,
+    vm_state::VmState,
 };
 
 /// A request with the sender of its answer.
@@ -38,6 +39,7 @@ pub(crate) struct EngineHandle {
     pub(crate) args: VmiArgs,
     pub(crate) timings: Timings,
     pub(super) channels: Channels,
+    pub(crate) vm_state: VmState,
 }
 
 /// Channel to the domain's guest agent through the current connection.

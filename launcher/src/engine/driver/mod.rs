@@ -42,13 +42,14 @@ use super::{
     model::{Answer, Base, Input, RequestId},
 };
 use crate::{
-    domain::AllocatedDevices,
+    domain::{AllocatedDevices, domain_name},
     guest_agent::{GuestAgent, GuestFacts},
     hypervisor::{Hypervisor, Signals},
     migration::Channels,
     options::VmiArgs,
     paths::Paths,
     tasks::{TaskFailure, Tasks},
+    vm_state::VmState,
 };
 
 /// Limit of requests that wait to be taken.
@@ -85,6 +86,8 @@ pub(crate) struct Driver {
     guest_facts: watch::Receiver<GuestFacts>,
     timings: Timings,
     channels: Channels,
+    /// Reason for which the VMI is lost.
+    lost: mpsc::Receiver<String>,
 }
 
 impl Driver {
@@ -105,6 +108,8 @@ impl Driver {
         let (consoles, console) = watch::channel(None);
         let timings = Timings::default();
         let channels = Channels::new(paths.clone());
+        let guest = paths.domain_process(&domain_name(&args.namespace, &args.name));
+        let (vm_state, lost) = VmState::new(paths.clone(), guest, tasks);
         let guest_agent = GuestAgent::new(GuestAgentChannel(domain.clone()), paths.thaw_at(&args.uid), tasks.clone());
         let handle = EngineHandle {
             requests: requests_sender,
@@ -116,6 +121,7 @@ impl Driver {
             args: args.clone(),
             timings: timings.clone(),
             channels: channels.clone(),
+            vm_state: vm_state.clone(),
         };
         let base = Base {
             hotplugged: paths.hotplug_disks.as_path().into(),
@@ -133,12 +139,13 @@ impl Driver {
             domains,
             running: JoinSet::new(),
             results: VecDeque::new(),
-            pod: Arc::new(Pod { paths, args, host_devices: AllocatedDevices::new(std::env::vars_os()) }),
+            pod: Arc::new(Pod { paths, args, host_devices: AllocatedDevices::new(std::env::vars_os()), vm_state }),
             services: Services::new(tasks.clone(), guest_agent.clone(), consoles),
             guest_facts: guest_agent.facts(),
             guest_agent,
             timings,
             channels,
+            lost,
         };
         (driver, handle)
     }
@@ -158,7 +165,9 @@ impl Driver {
         self.domain = None;
         let _ = self.domains.send_replace(None);
         self.hypervisor.stop().await;
-        Ok(outcome(self.published.borrow().clone()))
+        let state = self.published.borrow().clone();
+        self.pod.vm_state.clone().end(&state).await;
+        Ok(outcome(state))
     }
 
     /// Returns the first input. The daemon starts ahead of Hello, unless virt-handler must first open /dev/kvm, which the
@@ -166,7 +175,7 @@ impl Driver {
     /// A restarted worker takes over the running daemon; the directory that each start creates first shows that a domain may
     /// run.
     fn begin(&self) -> Input {
-        let Pod { paths, args, host_devices } = &*self.pod;
+        let Pod { paths, args, host_devices, .. } = &*self.pod;
         let adopting = paths.domain(&args.uid).exists();
         let migration = migration::read(&paths.migration_record()).map(Box::new);
         let must_wait = host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
@@ -189,6 +198,7 @@ impl Driver {
                 Err(error) if error.is_panic() => return Err(TaskFailure::Panicked("effect")),
                 Err(_) => return Ok(None),
             },
+            Some(reason) = self.lost.recv() => Input::Lost(reason),
             () = sleep_until(wake) => Input::Timer,
             Ok(()) = self.guest_facts.changed() => Input::GuestFacts(Box::new(self.guest_facts.borrow_and_update().clone())),
             Ok(()) = self.services.credentials_status.changed() => {

@@ -20,6 +20,7 @@ use crate::{
     paths::Paths,
     storage::{self, Access, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
     streaming::USB_CHANNELS,
+    vm_state::VmState,
 };
 
 /// Time limit of preparing the disks.
@@ -43,6 +44,8 @@ pub(super) struct Pod {
     pub(super) args: VmiArgs,
     /// Host devices allocated to the pod.
     pub(super) host_devices: AllocatedDevices,
+    /// TPM and UEFI variables.
+    pub(super) vm_state: VmState,
 }
 
 /// Preparation of a VMI's domain.
@@ -60,33 +63,34 @@ impl Preparation {
 
     /// Prepares the disks and renders the domain's XML.
     pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
-        in_time("preparing the disks", move || self.domain_blocking(Purpose::Start).map(Box::new)).await
+        in_time("preparing the disks", move || self.domain_blocking(Purpose::Start, None).map(Box::new)).await
     }
 
     /// Prepares the disks of a domain that arrives from another launcher and renders its XML. The XML is not used: libvirt gets
     /// that of the source.
-    pub(super) async fn target(self) -> Result<Box<Domain>, RequestError> {
+    pub(super) async fn target(self, migration: String) -> Result<Box<Domain>, RequestError> {
         in_time("preparing the disks", move || {
-            let domain = self.domain_blocking(Purpose::MigrationTarget)?;
+            let domain = self.domain_blocking(Purpose::MigrationTarget, Some(&migration))?;
             storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
             Ok(Box::new(domain))
         })
         .await
     }
 
-    fn domain_blocking(&self, purpose: Purpose) -> Result<Domain, RequestError> {
-        let Pod { paths, args, .. } = &*self.pod;
+    fn domain_blocking(&self, purpose: Purpose, migration: Option<&str>) -> Result<Domain, RequestError> {
+        let Pod { paths, args, vm_state, .. } = &*self.pod;
         let tolerance = Tolerance::of(&self.wanted.options);
         let prepared =
             storage::prepare(&self.wanted.vmi, paths, &tolerance, purpose).map_err(RequestError::retryable)?;
         std::fs::create_dir_all(paths.domain(&args.uid))
             .map_err(|error| RequestError::retryable(format!("cannot create the domain's directory: {error}")))?;
+        vm_state.prepare(&self.wanted.vmi, migration).map_err(RequestError::retryable)?;
         self.render(&prepared)
             .map_err(|error| RequestError::Start { permanent: error.is_permanent(), message: error.to_string() })
     }
 
     fn render(&self, prepared: &Prepared) -> Result<Domain, DomainError> {
-        let Pod { paths, args, host_devices } = &*self.pod;
+        let Pod { paths, args, host_devices, .. } = &*self.pod;
         let vmi = &self.wanted.vmi;
         let firmware = vmi.spec.domain.firmware.as_ref();
         let efi = firmware.and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
@@ -102,7 +106,8 @@ impl Preparation {
             serial: &paths.serial(&args.uid),
             vnc: &paths.vnc(&args.uid),
             usb_redirection: &usb_redirection,
-            nvram: &paths.nvram().join(format!("{}_VARS.fd", args.name)),
+            nvram: &VmState::variables(vmi, paths),
+            tpm: &paths.tpm_socket(),
             secrets: &paths.private.join("secret"),
             prepared,
             uefi: uefi.as_ref(),

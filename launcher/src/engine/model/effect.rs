@@ -57,6 +57,8 @@ pub(crate) enum Input {
     Destroyed(Result<(), HypervisorError>),
     /// Result of [`DomainCall::SetClock`].
     ClockSet,
+    /// The domain cannot go on, for this reason.
+    Lost(String),
     /// Result of work for a job.
     Job(JobName, JobInput),
 }
@@ -163,8 +165,8 @@ pub(crate) enum Effect {
 pub(crate) enum Work {
     /// Prepare the disks and render the domain's XML.
     Prepare(Arc<Wanted>),
-    /// Prepare the disks of a domain that arrives from another launcher, and render its XML.
-    PrepareTarget(Arc<Wanted>),
+    /// Prepare the disks of a domain that arrives from another launcher by the migration of this name, and render its XML.
+    PrepareTarget(Arc<Wanted>, String),
     /// Start DHCP, console and credentials unless they run.
     Serve(Arc<Wanted>),
     /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
@@ -175,8 +177,10 @@ pub(crate) enum Work {
     OpenMigration(Box<MigrationRecord>, ChannelMode),
     /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
     AwaitDeparture,
-    /// Report the end of the domain to the target.
+    /// Report the end of the domain to the target, and record in the claim of its state that the guest has left.
     Release {
+        /// Name of the migration.
+        migration: String,
         /// The user has paused the guest.
         paused: bool,
     },

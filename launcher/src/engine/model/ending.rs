@@ -42,6 +42,15 @@ impl Base {
         }
     }
 
+    /// Ends a domain that cannot go on. virt-handler reports the reason.
+    pub(crate) fn on_lost(&mut self, reason: String) {
+        if self.stage == Stage::Live && self.published.failure.is_empty() {
+            tracing::error!(reason, "the domain is lost");
+            self.published.failure = reason;
+            self.kill(Vec::new());
+        }
+    }
+
     /// Decides on the result of a destruction: force follows if SIGTERM was not enough.
     pub(crate) fn on_destroyed(&mut self, result: Result<(), HypervisorError>) {
         let Some(kill) = &mut self.kill else { return };

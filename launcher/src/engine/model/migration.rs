@@ -63,6 +63,11 @@ impl MigrationRecord {
         }
     }
 
+    /// Reports a guest that runs here, after it has come.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.direction == MigrationEnd::Target && self.step() == MigrationStep::Moved
+    }
+
     /// Returns the report of the record.
     pub(crate) fn report(&self) -> MigrationReport {
         let mode = if self.post_copy { MigrationMode::PostCopy } else { MigrationMode::default() };

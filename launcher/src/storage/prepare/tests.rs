@@ -26,6 +26,7 @@ impl Scratch {
             kernel_boot: root.join("kernel"),
             hotplug_disks: root.join("hotplug"),
             dev: root.join("dev"),
+            ..Paths::default()
         };
         for dir in ["private/vmi-disks/data", "private/config-map/cm", "images/root/disk", "kernel/boot"] {
             std::fs::create_dir_all(root.join(dir)).unwrap();

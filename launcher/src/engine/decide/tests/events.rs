@@ -109,3 +109,21 @@ fn the_published_state_follows_the_domain_and_the_guest_agent() {
     table.take(Input::GuestFacts(facts));
     assert_eq!(table.state.base.published.file_systems, "");
 }
+
+#[test]
+fn a_domain_that_cannot_go_on_is_ended_with_the_reason() {
+    let mut table = Table::live();
+    assert_eq!(table.take(Input::Lost("no TPM".into())), ["destroy gently"]);
+    assert_eq!(table.take(Input::Lost("no TPM again".into())), [""; 0]);
+    table.take(CHANGED);
+    table.take(Input::Destroyed(Ok(())));
+    table.take(read(Lifecycle::Shutoff, "destroyed"));
+    assert_eq!(table.state.base.stage, Stage::Ended);
+    assert_eq!(table.state.base.published.failure, "no TPM");
+    // One that has ended keeps its own reason, and none that has not begun is lost.
+    for mut table in [table, Table::new(false)] {
+        let before = table.state.base.published.failure.clone();
+        assert_eq!(table.take(Input::Lost("late".into())), [""; 0]);
+        assert_eq!(table.state.base.published.failure, before);
+    }
+}

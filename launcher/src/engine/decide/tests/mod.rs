@@ -180,14 +180,14 @@ fn name(effect: &Effect) -> &'static str {
         Effect::SaveMigration(..) => "save migration",
         Effect::Work(_, work) => match work {
             Work::Prepare(_) => "prepare",
-            Work::PrepareTarget(_) => "prepare target",
+            Work::PrepareTarget(..) => "prepare target",
             Work::Serve(_) => "serve",
             Work::WriteTags(_) => "write tags",
             Work::Compare(_) => "compare",
             Work::OpenMigration(..) => "open migration",
             Work::AwaitDeparture => "await departure",
-            Work::Release { paused: false } => "release",
-            Work::Release { paused: true } => "release paused",
+            Work::Release { paused: false, .. } => "release",
+            Work::Release { paused: true, .. } => "release paused",
         },
         Effect::Call(job, call) => match call {
             DomainCall::WarmUp => "warm up",

@@ -231,7 +231,8 @@ impl MigrationSource {
         match &self.step {
             Step::Opening { .. } => return self,
             Step::Releasing { .. } | Step::Asking { .. } => {
-                base.work_for(Self::NAME, Work::Release { paused: self.was_paused });
+                let (migration, paused) = (self.migration().to_owned(), self.was_paused);
+                base.work_for(Self::NAME, Work::Release { migration, paused });
             }
             _ if base.link != Link::Up => return self,
             Step::Copying if self.post_copy == PostCopy::Ready => {

@@ -81,7 +81,7 @@ impl MigrationTarget {
         }
         tracing::info!(migration, "preparing for the domain of another launcher");
         base.published.migration = None;
-        base.work_for(Self::NAME, Work::PrepareTarget(wanted.clone()));
+        base.work_for(Self::NAME, Work::PrepareTarget(wanted.clone(), migration.clone()));
         Ok(Self { migration, wanted: Some(wanted), requests: vec![id], step: Step::Preparing })
     }
 
