@@ -79,6 +79,7 @@ mod silent_nodes;
 mod spellings;
 mod starts;
 mod state;
+mod state_faults;
 mod storage_classes;
 mod strategies;
 mod stream_faults;

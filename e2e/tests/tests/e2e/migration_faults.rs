@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::{
 use serde_json::{Value, json};
 
 use crate::{
-    kills::{During, GUEST, MINUTES, Process, Victim, migration_rows, one_pod, prepare, run_migrations, uid},
+    kills::{During, GUEST, Has, MINUTES, Process, Victim, migration_rows, one_pod, prepare, run_migrations, uid},
     moves::{alone, begin, console, ended, has_ended, two_nodes, vm, with_claims, with_policy},
     rows::chosen,
     witness::Witness,
@@ -56,7 +56,7 @@ fn one_guest_lives_whatever_is_killed_during_its_migration() {
     story_alone("migration-faults", async |s| {
         with_shared_disk(s, async |nodes| {
             let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-            run_migrations(s, nodes, rows, true, |_| json!({"bandwidthPerMigration": "24Mi"})).await
+            run_migrations(s, nodes, rows, Has::Disk, |_| json!({"bandwidthPerMigration": "24Mi"})).await
         })
         .await
     });

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
-    kills::{During, GUEST, Process, Victim, migration_rows, run_migrations},
+    kills::{During, GUEST, Has, Process, Victim, migration_rows, run_migrations},
     live_resize::{condition, run},
     moves::{CHANGE_MEMORY, MINUTES, alone, arrived, begin, console, ended, slow, two_nodes, vm, with_policy},
     witness::Witness,
@@ -143,6 +143,6 @@ fn guest_that_is_lost_in_post_copy_is_started_again() {
         busy(s).await?;
         let victims = [Process::VirtHandler, Process::Qemu].map(Victim::Target);
         let rows = migration_rows(&victims, |during, _| during == During::PostCopy);
-        run_migrations(s, &nodes, rows, false, |_| slow(5, json!({"allowPostCopy": true}))).await
+        run_migrations(s, &nodes, rows, Has::Nothing, |_| slow(5, json!({"allowPostCopy": true}))).await
     });
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    kills::{During, GUEST, Process, STOP_DAEMON, Victim, in_guest, migration_rows, run_migrations, silence, uid},
+    kills::{During, GUEST, Has, Process, STOP_DAEMON, Victim, in_guest, migration_rows, run_migrations, silence, uid},
     migration_faults::with_shared_disk,
     moves::{
         CHANGE_MEMORY, MINUTES, begin, console, ended, has_ended, is_long, migrate, slow, two_nodes, vm,
@@ -122,7 +122,7 @@ fn one_guest_runs_at_whatever_step_of_its_migration_the_source_node_is_lost() {
             let rows = migration_rows(&[Victim::Source(Process::Node)], is_step);
             let policy = |during: During| slow(if during == Running { 900 } else { 5 }, json!({"allowPostCopy": true}));
             let every = rows.len();
-            run_migrations(s, nodes, chosen(rows, every)?, true, policy).await
+            run_migrations(s, nodes, chosen(rows, every)?, Has::Disk, policy).await
         })
         .await
     });

@@ -44,7 +44,7 @@ async fn tpm(console: &mut Console, command: &str) -> Result<String> {
 }
 
 /// Writes the index of the TPM.
-async fn write_index(console: &mut Console) -> Result<()> {
+pub(crate) async fn write_index(console: &mut Console) -> Result<()> {
     for command in [DEFINE, WRITE] {
         let answer = tpm(console, command).await?;
         ensure!(answer.get(12..20) == Some("00000000"), "the TPM refuses {command}: {answer}");
@@ -53,7 +53,7 @@ async fn write_index(console: &mut Console) -> Result<()> {
 }
 
 /// Checks that the TPM has the index with its content, or not.
-async fn has_index(console: &mut Console, expected: bool) -> Result<()> {
+pub(crate) async fn has_index(console: &mut Console, expected: bool) -> Result<()> {
     let answer = tpm(console, READ).await?;
     ensure!(answer.contains(KEPT) == expected, "the index of the TPM: {answer}");
     Ok(())

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     live_resize::{condition, run},
     moves::{CHANGE_MEMORY, alone, begin, console, ended, has_ended, with_policy},
+    state::has_index,
     virt_handlers,
     witness::{Witness, write_alone, written},
 };
@@ -78,15 +79,25 @@ pub(crate) fn migration_rows(victims: &[Victim], exists: impl Fn(During, Victim)
     rows
 }
 
-/// Runs rows between two nodes, each with the policy for its phase. `has_disk`: the guest has the disk of [`prepare`].
+/// What the guest has beside its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Has {
+    Nothing,
+    /// The disk of [`prepare`].
+    Disk,
+    /// A TPM with the index of [`write_index`](crate::state::write_index).
+    Tpm,
+}
+
+/// Runs rows between two nodes, each with the policy for its phase.
 pub(crate) async fn run_migrations(
     s: &Story,
     nodes: &[String; 2],
     rows: Vec<Row<During>>,
-    has_disk: bool,
+    has: Has,
     policy: impl Fn(During) -> Value,
 ) -> Result<()> {
-    let mut faults = Migrations { migration: String::new(), has_disk, seen: None, handlers: vec![] };
+    let mut faults = Migrations { migration: String::new(), has, seen: None, handlers: vec![] };
     for row in rows {
         let mut attempts = 0;
         while !faults.run(s, nodes, row, policy(row.phase.change)).await.with_context(|| row.to_string())? {
@@ -100,7 +111,7 @@ pub(crate) async fn run_migrations(
 struct Migrations {
     /// Name of the last one.
     migration: String,
-    has_disk: bool,
+    has: Has,
     /// The witness, and the number of its records on the disk.
     seen: Option<(Witness, u64)>,
     /// Restarts of virt-handlers before a node is lost.
@@ -136,7 +147,7 @@ impl Migrations {
         // The migration goes with its VMI.
         s.wait_gone("vmim", &self.migration, MINUTES).await?;
         one_lives(s, [ends.source, ends.target]).await?;
-        if self.has_disk {
+        if self.has == Has::Disk {
             let note = "modprobe -qa virtio_blk; head -c 1024 /dev/vda | tail -c 512 | tr -d '\\0'";
             // A copy of the former guest would have noted the other one.
             ensure!(!in_guest(s, note).await?.contains("overlap"), "two copies of the guest have written");
@@ -247,7 +258,7 @@ impl Faults for Migrations {
         }
         let migration = ended(s, &self.migration).await?;
         let phase = phase(&migration);
-        let is_fatal = matches!(row.victim, Victim::Source(Process::Qemu) | Victim::TargetPod);
+        let is_fatal = row.kills_guest() || row.victim == Victim::TargetPod;
         ensure!(phase == "Failed" || !is_fatal, "the migration has {phase}");
         if self.is_lost(row) {
             started_again(s, former).await?;
@@ -260,8 +271,14 @@ impl Faults for Migrations {
             ensure!(has_left == (phase == "Succeeded"), "it is at {node}, and the migration: {}", migration["status"]);
         }
         one_lives(s, [ends.source, ends.target]).await?;
-        if self.is_lost(row) {
-            prepare(s).await?;
+        match self.has {
+            Has::Disk if self.is_lost(row) => prepare(s).await?,
+            Has::Tpm => {
+                let mut guest = console(s, GUEST).await?;
+                has_index(&mut guest, true).await?;
+                guest.leave().await?;
+            }
+            Has::Disk | Has::Nothing => {}
         }
         let unmarked = |vmi: &Value| vmi["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"].is_null();
         s.wait("vmi", GUEST, "have no target", MINUTES, unmarked).await?;
@@ -275,7 +292,7 @@ impl Faults for Migrations {
     }
 
     async fn look(&mut self, guest: &mut Console) -> Result<()> {
-        if self.has_disk {
+        if self.has == Has::Disk {
             self.seen = Some((Witness::look(guest).await?, written(guest, 0).await?));
         }
         Ok(())

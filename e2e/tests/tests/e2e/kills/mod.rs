@@ -15,11 +15,11 @@ use serde_json::Value;
 use tokio::time::{Duration, Instant, sleep};
 
 use self::{
-    Process::{Kubelet, Libvirtd, Qemu, VirtHandler, Worker},
+    Process::{Kubelet, Libvirtd, Qemu, Swtpm, VirtHandler, Worker},
     Victim::{AttachmentPod, Leader, Source},
 };
 pub(crate) use self::{
-    migrations::{During, migration_rows, prepare, run_migrations},
+    migrations::{During, Has, migration_rows, prepare, run_migrations},
     processes::{ATTACHMENT_POD, Ends, Holder, Process, STOP_DAEMON, Victim, kill_leader, one_pod, silence},
 };
 use crate::{live_resize::run, moves::console, rows::chosen};
@@ -61,9 +61,9 @@ pub(crate) struct Row<C: 'static> {
 }
 
 impl<C: 'static> Row<C> {
-    /// Returns true if the guest's own QEMU is killed.
+    /// Returns true if the guest's own QEMU is killed, or what it needs.
     pub(crate) fn kills_guest(&self) -> bool {
-        self.victim == Source(Qemu)
+        matches!(self.victim, Source(Qemu | Swtpm))
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) enum Process {
     Worker,
     Libvirtd,
     Qemu,
+    /// The emulator of the guest's TPM, without which it ends.
+    Swtpm,
     Kubelet,
     /// All of the node for the control plane: kubelet is silent for [`LOST_SECONDS`], and virt-handler is killed meanwhile.
     Node,
@@ -32,6 +34,7 @@ impl Process {
             Self::Worker => "virt-launcher",
             Self::Libvirtd => "libvirtd",
             Self::Qemu => "qemu-system-x86_64",
+            Self::Swtpm => "swtpm",
             Self::Kubelet | Self::Node => "kubelet",
         }
     }
