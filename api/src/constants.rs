@@ -67,6 +67,10 @@ pub mod label {
     pub const NODE_NAME: &str = "kubevirt.io/nodeName";
     /// Target node of a VMI's migration.
     pub const MIGRATION_TARGET_NODE_NAME: &str = "kubevirt.io/migrationTargetNodeName";
+    /// VMI whose TPM and UEFI variables are in a claim.
+    pub const PERSISTENT_STATE_FOR: &str = "persistent-state-for";
+    /// Migration that brings the TPM and the UEFI variables of a VMI to a claim.
+    pub const STATE_MIGRATION: &str = "kubevirt.io/migrationName";
     /// Marks VMIs whose launcher image is older than the control plane.
     pub const OUTDATED_LAUNCHER_IMAGE: &str = "kubevirt.io/outdatedLauncherImage";
     /// VMI of a migration.

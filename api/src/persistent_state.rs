@@ -9,16 +9,17 @@
 //!  meta/migrated                UID of the migration that took the state to another claim
 //! ```
 
-use crate::vmi::{
-    migration::VirtualMachineInstanceMigrationState, spec::VirtualMachineInstanceSpec, status::VolumeStatus,
+use crate::{
+    constants::label,
+    vmi::{migration::VirtualMachineInstanceMigrationState, spec::VirtualMachineInstanceSpec, status::VolumeStatus},
 };
 
 /// Label of the claim with the state of a VMI: the name of the VMI.
-pub const LABEL: &str = "persistent-state-for";
+pub const LABEL: &str = label::PERSISTENT_STATE_FOR;
 /// Start of the names of these claims, before the name of the VMI.
 pub const PREFIX: &str = "persistent-state-for-";
 /// Label of the claim to which a migration moves the state: the name of the migration.
-pub const MIGRATION_LABEL: &str = "kubevirt.io/migrationName";
+pub const MIGRATION_LABEL: &str = label::STATE_MIGRATION;
 /// Name of the claim's entry in the volume status of a VMI.
 pub const STATUS_VOLUME: &str = "persistent-state-for-this-vm";
 

@@ -132,7 +132,7 @@ within 60 'virt-operator restores a role' kubectl get clusterrole kubevirt.io:vi
 follow before-the-move
 follow stop-the-vms
 follow save-the-objects-and-protect-the-vms
-for vm in my-vm other sized with-tpm pool-0 snapshotted; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
+for vm in my-vm other sized with-display pool-0 snapshotted; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
 within 60 'the policy is in effect' is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 for thing in crd/virtualmachines.kubevirt.io crd/kubevirts.kubevirt.io crd/virtualmachinepools.pool.kubevirt.io vm/my-vm; do
     refused 'would delete VMs' kubectl delete "$thing"
@@ -183,8 +183,8 @@ kubectl delete poddisruptionbudget of-a-user || fail 'the budget of a user was r
 kubectl rollout status --namespace $system --timeout=120s deployment/virt-controller
 
 step 'a VM with an unsupported field stays stopped'
-refused 'spec.template.spec.domain.devices.tpm is not supported yet' kubectl virt start with-tpm
-kubectl label vm with-tpm checked=yes
+refused 'spec.template.spec.domain.devices.gpus[0].virtualGPUOptions.display is not supported yet' kubectl virt start with-display
+kubectl label vm with-display checked=yes
 kubectl delete vm snapshotted --wait=false
 follow if-something-was-deleted
 within 60 'the deleted VM is gone' is_refused NotFound kubectl get vm snapshotted

@@ -107,8 +107,9 @@ def create_all(namespace):
     create(stopped(example, namespace, "other", 2), status())
 
     # Ferrovirt stores it, and does not start it.
-    unsupported = stopped(example, namespace, "with-tpm", 3)
-    unsupported["spec"]["template"]["spec"]["domain"]["devices"]["tpm"] = {"persistent": True}
+    unsupported = stopped(example, namespace, "with-display", 3)
+    unsupported["spec"]["template"]["spec"]["domain"]["devices"]["gpus"] = [
+        {"name": "g", "deviceName": "example.org/gpu", "virtualGPUOptions": {"display": {}}}]
     create(unsupported, status())
 
     # One of those that virt-operator creates, so with its label.

@@ -244,10 +244,13 @@ fn label(observed: &Observed, decision: &mut Decision) {
         let event = Event::warning(observed.regarding(), event::FAILED_HAND_OVER, failed);
         decision.push(patch(target, json!({LABEL: vmi, MIGRATION_LABEL: null})).on_failure(event));
     }
-    decision.effects.extend(left_source(observed).map(|claim| match belongs(claim) {
-        true => delete(observed, claim),
-        false => patch(claim, json!({LABEL: null})).refused_as(event::FAILED_DELETE),
-    }));
+    if let Some(claim) = left_source(observed) {
+        decision.push(if belongs(claim) {
+            delete(observed, claim)
+        } else {
+            patch(claim, json!({LABEL: null})).refused_as(event::FAILED_DELETE)
+        });
+    }
 }
 
 /// Asks the claim of the source, once no pod of the migration writes to it.

@@ -182,6 +182,41 @@ fn attachment_of(launcher: &Value) -> Value {
     })
 }
 
+/// Pods that read the mark of a migration and that virt-controller must not be able to create, as changes of a permitted one.
+const REFUSED_RECOVERIES: &[(&str, Change)] = &[
+    ("root", |pod| pod["spec"]["securityContext"] = json!({"runAsUser": 0})),
+    ("owner of another kind", |pod| pod["metadata"]["ownerReferences"][0]["kind"] = json!("VirtualMachine")),
+    ("another program", |pod| pod["spec"]["containers"][0]["command"][1] = json!("hold-volumes")),
+    ("another image", |pod| pod["spec"]["containers"][0]["image"] = json!("ferrovirt.io/toolbox:devel")),
+    ("Secret", |pod| {
+        push(&mut pod["spec"]["volumes"], json!({"name": "s", "secret": {"secretName": "of-the-tenant"}}))
+    }),
+    ("token", |pod| pod["spec"]["automountServiceAccountToken"] = json!(true)),
+    ("claim to write to", |pod| pod["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] = json!(false)),
+    ("programs of its own", |pod| pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = json!("/usr/bin")),
+];
+
+/// Returns a pod that reads the mark of a migration.
+fn recovery_of(launcher: &Value) -> Value {
+    let own = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "recover-m", "labels": {"kubevirt.io": "virt-state-recovery"}, "ownerReferences": [{
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration", "controller": true, "name": "m", "uid": "u"}]},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 107, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "recovery", "image": launcher["spec"]["containers"][0]["image"], "securityContext": own,
+                "command": ["/usr/bin/virt-launcher", "find-migrated", "--directory", "/state", "--migration", "u"],
+                "resources": {"limits": {"cpu": "200m", "memory": "60M"}},
+                "volumeMounts": [{"name": "vm-state", "mountPath": "/state", "readOnly": true}],
+            }],
+            "volumes": [{"name": "vm-state", "persistentVolumeClaim": {"claimName": "of-the-tenant"}}],
+        },
+    })
+}
+
 fn push(list: &mut Value, item: Value) {
     match list.as_array_mut() {
         Some(list) => list.push(item),
@@ -264,6 +299,17 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
             let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
             if !by_policy(answer.as_ref(), "pod-creation") {
                 wrong.push(format!("attachment, {what}: {answer:?}"));
+            }
+        }
+        let recovery = recovery_of(&launcher);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &recovery).await?;
+        ensure!(answer.is_none(), "a pod that reads the mark of a migration is refused: {answer:?}");
+        for (what, change) in REFUSED_RECOVERIES {
+            let mut pod = recovery.clone();
+            change(&mut pod);
+            let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &pod).await?;
+            if !by_policy(answer.as_ref(), "pod-creation") {
+                wrong.push(format!("recovery, {what}: {answer:?}"));
             }
         }
         ensure!(wrong.is_empty(), "pods that no policy refuses:\n{}", wrong.join("\n"));
@@ -364,6 +410,20 @@ fn virt_controller_changes_only_what_it_needs() {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "unowned"},
             "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources},
         });
+        for (name, labels) in [("of-a-user", json!({})), ("moving", json!({"kubevirt.io/migrationName": "m"}))] {
+            let mut existing = claim.clone();
+            existing["metadata"] = json!({"name": name, "labels": labels});
+            existing["spec"]["storageClassName"] = json!("none");
+            s.apply(&existing.to_string()).await?;
+        }
+        let state_of = |kind: &str| {
+            let mut state = claim.clone();
+            state["metadata"] = json!({
+                "name": "persistent-state-for-box-1", "labels": {"persistent-state-for": "box"},
+                "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": kind, "name": "box", "uid": "u", "controller": true}],
+            });
+            state
+        };
         let installation = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt";
         let held = json!({"metadata": {"finalizers": ["kubevirt.io/foregroundDeleteKubeVirt"]}});
         let lonely = s.get("vmi", "lonely").await?["spec"].clone();
@@ -482,7 +542,13 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, format!("{kubevirt}/virtualmachines"), foreign_vm, Some("vm-creation")),
-                (Method::POST, claims, claim, Some("claim-creation")),
+                (Method::POST, claims.clone(), claim, Some("claim-creation")),
+                (Method::POST, claims.clone(), state_of("VirtualMachine"), None),
+                (Method::POST, claims.clone(), state_of("VirtualMachinePool"), Some("claim-creation")),
+                // Nothing of a user becomes the state of a VM, or is deleted as such.
+                (Method::PATCH, format!("{claims}/of-a-user"), labels("persistent-state-for", "box"), Some("claims")),
+                (Method::DELETE, format!("{claims}/of-a-user"), json!({"dryRun": ["All"]}), Some("claim-deletion")),
+                (Method::PATCH, format!("{claims}/moving"), labels("persistent-state-for", "box"), None),
                 (Method::POST, revisions, revision, Some("revision-creation")),
                 (Method::POST, format!("{own}/secrets"), named("Secret", "foreign"), Some("own-objects")),
                 (Method::POST, format!("{own}/configmaps"), named("ConfigMap", "foreign"), Some("own-objects")),
