@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use api::constants::NON_ROOT_UID;
 use k8s_openapi::{
     api::core::v1::{
-        Capabilities, ConfigMapVolumeSource, EmptyDirVolumeSource, ImageVolumeSource,
+        Capabilities, ConfigMapVolumeSource, EmptyDirVolumeSource, HostPathVolumeSource, ImageVolumeSource,
         PersistentVolumeClaimVolumeSource, PodSecurityContext, ResourceRequirements, SeccompProfile,
         SecretVolumeSource, SecurityContext, Volume, VolumeDevice, VolumeMount,
     },
@@ -77,6 +77,11 @@ pub(crate) fn claim(name: &str, claim: &str, read_only: bool) -> Volume {
 pub(crate) fn image(name: &str, reference: &str, pull_policy: Option<&String>) -> Volume {
     let pull_policy = pull_policy.filter(|policy| !policy.is_empty()).cloned();
     Volume { image: Some(ImageVolumeSource { reference: Some(reference.to_owned()), pull_policy }), ..volume(name) }
+}
+
+pub(crate) fn host_path(name: &str, path: &str, kind: &str) -> Volume {
+    let source = HostPathVolumeSource { path: path.to_owned(), type_: Some(kind.to_owned()) };
+    Volume { host_path: Some(source), ..volume(name) }
 }
 
 pub(crate) fn secret(name: &str, secret_name: Option<String>, optional: Option<bool>) -> Volume {

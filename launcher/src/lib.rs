@@ -7,6 +7,7 @@
 //!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
 //! * `vm_state` holds the state of the VMI beside its disks: TPM and UEFI variables.
+//! * `downward_metrics` gives the guest metrics of its node and domain.
 //! * `migration` passes on the connections of a live migration between two pods.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
 //! * `server` answers virt-handler, `socket` opens the sockets that it connects to; [`worker`] connects all of it; `tasks` are
@@ -16,6 +17,7 @@
 
 mod descriptors;
 mod domain;
+mod downward_metrics;
 mod engine;
 mod files;
 pub mod find_migrated;

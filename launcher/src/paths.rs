@@ -158,6 +158,21 @@ impl Paths {
         self.private.join("config-disks").join(format!("{volume}.iso"))
     }
 
+    /// File with the guest's Ignition configuration.
+    pub fn ignition(&self) -> PathBuf {
+        self.private.join("ignition-data/data.ign")
+    }
+
+    /// Disk with metrics of the node, in memory.
+    pub fn metrics_disk(&self) -> PathBuf {
+        self.private.join("downwardmetric-disk/vhostmd0")
+    }
+
+    /// Socket of the channel through which the guest asks for metrics of the node.
+    pub fn metrics_socket(&self, uid: &str) -> PathBuf {
+        self.domain(uid).join("downwardmetrics.sock")
+    }
+
     /// Directory of the volumes with a filesystem.
     pub fn filesystem_volumes(&self) -> PathBuf {
         self.private.join("vmi-disks")

@@ -2,6 +2,7 @@
 //!
 //! - [`vmi`]: one task per VMI, which drives its launcher ([`launcher`]) and writes its status; [`network`]: the pod's network.
 //! - [`devices`]: devices of the node for kubelet and for launcher pods. [`node_object`]: labels, heartbeat, readiness.
+//! - [`volumes`]: hot-plugged volumes; [`host_disks`]: disks that are files of the node.
 //! - [`server`]: consoles and lifecycle requests of virt-api; [`vsock`]: VSOCK connections of guests. [`metrics`].
 //! - [`migration`]: connections of live migrations between nodes.
 //! - [`certificate`]: the certificates of this virt-handler. [`process`] starts everything.
@@ -10,6 +11,7 @@
 
 mod certificate;
 mod devices;
+mod host_disks;
 mod launcher;
 mod metrics;
 mod migration;

@@ -11,6 +11,7 @@ pub(crate) mod data_volume;
 pub(crate) mod deletion;
 pub(crate) mod eviction;
 pub(crate) mod export;
+mod host_disk;
 pub mod instancetype;
 pub mod kubevirt;
 pub(crate) mod migration;

@@ -9,7 +9,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::vm;
+use super::{host_disk, vm};
 use crate::{
     context::{Context, Decision, FieldErrors, Interrupt, semantic},
     rules::{self, unsupported},
@@ -47,6 +47,10 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     }
     let is_component = context.is_component();
     errors.extend(field_errors(&pool.spec, old.as_ref(), context.namespace(), context.config, is_component));
+    if let Some(vm) = &pool.spec.virtual_machine_template.spec {
+        let former = old.as_ref().and_then(|old| old.virtual_machine_template.spec.as_ref()).map(|vm| &vm.template);
+        host_disk::validate_right(context, &format!("{ROOT}.template"), &vm.template, former, &mut errors)?;
+    }
     Ok(context.decide(errors, if is_component { vec![] } else { warnings(&pool.spec, old.as_ref()) }))
 }
 

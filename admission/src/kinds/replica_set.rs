@@ -2,6 +2,7 @@
 
 use api::{VirtualMachineInstanceReplicaSet, config::ClusterConfig};
 
+use super::host_disk;
 use crate::{
     context::{Context, Decision, FieldErrors, Interrupt, semantic},
     rules::{self, unsupported},
@@ -12,7 +13,9 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let set: VirtualMachineInstanceReplicaSet = context.object()?;
     let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
     let is_component = context.is_component();
-    let errors = field_errors(&set, old.as_ref(), context.config, is_component);
+    let mut errors = field_errors(&set, old.as_ref(), context.config, is_component);
+    let former = old.as_ref().map(|old| &old.spec.template);
+    host_disk::validate_right(context, "spec.template", &set.spec.template, former, &mut errors)?;
     Ok(context.decide(errors, if is_component { vec![] } else { warnings(&set, old.as_ref()) }))
 }
 
@@ -119,8 +122,8 @@ mod tests {
         }
         assert_eq!(refused(&with("team", 3), None), Vec::<String>::new());
         let mut annotated = set(1, json!({}));
-        let placed = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
-        annotated.spec.template.metadata.annotations = Some([(placed, "true".to_owned())].into());
+        let placed = "hooks.kubevirt.io/hookSidecars".to_owned();
+        annotated.spec.template.metadata.annotations = Some([(placed, "[]".to_owned())].into());
         assert_eq!(refused(&annotated, None), ["spec.template.metadata.annotations"]);
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::{
-    data_source, data_volume,
+    data_source, data_volume, host_disk,
     instancetype::{self, Chosen},
     volume_requests,
 };
@@ -79,6 +79,8 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     if errors.is_empty() {
         errors = volume_requests::field_errors(&vm, old.as_ref(), context.config, context.lookups)?;
     }
+    let former = old.as_ref().map(|old| &old.spec.template);
+    host_disk::validate_right(context, "spec.template", &vm.spec.template, former, &mut errors)?;
     Ok(context.decide(errors, warnings))
 }
 
@@ -354,8 +356,8 @@ mod tests {
         assert_eq!(refused(&running, Some(&halted)), [field]);
         assert_eq!(refused(&halted, Some(&vm("Halted", json!({})))), [field]);
         let mut placed = vm("Always", json!({}));
-        let key = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
-        placed.spec.template.metadata.annotations = Some([(key, "true".to_owned())].into());
+        let key = "hooks.kubevirt.io/hookSidecars".to_owned();
+        placed.spec.template.metadata.annotations = Some([(key, "[]".to_owned())].into());
         assert_eq!(refused(&placed, None), ["spec.template.metadata.annotations"]);
         assert_eq!(refused(&placed, Some(&placed)), Vec::<String>::new());
         let mut other = halted.clone();

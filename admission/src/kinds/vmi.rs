@@ -13,7 +13,7 @@ use api::{
 use json_patch::{Patch, jsonptr::PointerBuf};
 use k8s_openapi::api::authentication::v1::UserInfo;
 
-use super::preset;
+use super::{host_disk, preset};
 use crate::{
     context::{
         AdmissionRequest, Context, Decision, FieldErrors, Generated, Interrupt, Outcome, TrustedUsers, decode, patch,
@@ -53,6 +53,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     let mut errors = rules::metadata::validate_namespace(&vmi.metadata, context.namespace(), installation);
     let is_component = context.is_component();
     errors.extend(create_errors(&vmi, context.config, is_component));
+    host_disk::validate_right_of(context, "spec", &vmi.spec, None, &mut errors)?;
     let warnings = if is_component { vec![] } else { rules::cloud_init::warnings("spec", &vmi.spec) };
     Ok(context.decide(errors, warnings))
 }

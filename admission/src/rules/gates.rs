@@ -52,7 +52,7 @@ mod tests {
             ("networks[].resourceClaim", FeatureGate::NetworkDevicesWithDRA),
             ("utilityVolumes", FeatureGate::UtilityVolumes),
             ("volumes[].downwardMetrics", FeatureGate::DownwardMetrics),
-            ("volumes[].hostDisk", FeatureGate::HostDisk),
+            ("volumes[].hostDisk.path", FeatureGate::HostDisk),
         ] {
             let name = vec![gate.name().to_owned()];
             let off = ClusterConfig { disabled_feature_gates: name.clone(), ..ClusterConfig::default() };

@@ -176,10 +176,13 @@ fn validate_container_disk(path: PathText<'_>, disk: &ContainerDiskSource, error
 }
 
 fn validate_host_disk(path: PathText<'_>, disk: &HostDisk, config: &ClusterConfig, errors: &mut FieldErrors) {
-    gates::are_on("volumes[].hostDisk", path, config, errors);
+    gates::are_on("volumes[].hostDisk.path", path, config, errors);
     let field = |name: &str| format!("{path}.hostDisk.{name}");
     if disk.path.is_empty() {
         errors.not_found(field("path"), format!("{} is required for hostDisk volume", field("path")));
+    } else if disk.place().is_none() {
+        let message = format!("{} '{}' must be the absolute path of a file in a directory", field("path"), disk.path);
+        errors.invalid(field("path"), message);
     }
     if !["Disk", "DiskOrCreate"].contains(&disk.type_.as_str()) {
         errors.invalid(
@@ -420,14 +423,21 @@ mod tests {
         refuses(volume(json!({"emptyDisk": {"capacity": 0}})), "spec.volumes[0].emptyDisk.capacity", "greater than 0");
     }
 
+    /// The reference offered them to all VMIs.
+    #[test]
+    fn cve_2024_31419_no_guest_gets_metrics_of_its_node_without_their_gate() {
+        refuses(volume(json!({"downwardMetrics": {}})), "spec.volumes[0]", "DownwardMetrics feature gate");
+        let device = json!({"domain": {"devices": {"downwardMetrics": {}}}});
+        refuses(device, "spec.domain.devices.downwardMetrics", "DownwardMetrics feature gate");
+    }
+
     #[test]
     fn gated_volumes_need_their_gate() {
         refuses(
-            volume(json!({"hostDisk": {"path": "/d", "type": "Disk"}})),
+            volume(json!({"hostDisk": {"path": "/d/a.img", "type": "Disk"}})),
             "spec.volumes[0]",
             "HostDisk feature gate",
         );
-        refuses(volume(json!({"downwardMetrics": {}})), "spec.volumes[0]", "DownwardMetrics feature gate");
         refuses(
             json!({"utilityVolumes": [{"name": "u", "claimName": "c"}]}),
             "spec.utilityVolumes",

@@ -6,11 +6,7 @@ use crate::constants::annotation;
 type IsRefused = fn(&str) -> bool;
 
 /// Keys, each with the test for the values that are refused.
-pub const ANNOTATIONS: &[(&str, IsRefused)] = &[
-    (annotation::IGNITION_DATA, |value| !value.is_empty()),
-    (annotation::HOOK_SIDECARS, |value| !value.is_empty()),
-    (annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX, |value| value == "true"),
-];
+pub const ANNOTATIONS: &[(&str, IsRefused)] = &[(annotation::HOOK_SIDECARS, |value| !value.is_empty())];
 
 /// Returns the keys of the refused annotations. `value` returns the value of an annotation.
 pub fn refused_annotations<'a>(value: impl Fn(&str) -> Option<&'a str>) -> impl Iterator<Item = &'static str> {

@@ -13,10 +13,11 @@ use super::{
 use crate::quantity;
 
 const CLAIMED: &str = "devices by resource claims";
-const DISPLAYS: &str = "displays of virtual GPUs";
-const METRICS: &str = "host metrics";
+const DISPLAYS: &str = "displays of virtual GPUs, which need GPUs with mediated devices";
+const ENCRYPTION: &str = "encrypted guests, which need processors with SEV, SEV-SNP or TDX";
 const PINNING: &str = "pinned CPUs";
-const ROLES: &str = "device roles";
+const RESERVATIONS: &str =
+    "SCSI persistent reservations, which need a privileged helper on the node and SCSI disks that nodes share";
 const SECOND: &str = "more than one cloud-init volume: the guest reads only one";
 
 const IO_THREADS: [&str; 3] = ["auto", "shared", "supplementalPool"];
@@ -148,24 +149,24 @@ pub const FIELDS: &[Field] = &[
     domain("domain.devices.disks[].io"),
     domain("domain.devices.disks[].lun.bus"),
     domain("domain.devices.disks[].lun.readonly"),
-    refused("domain.devices.disks[].lun.reservation", "SCSI persistent reservations"),
+    refused("domain.devices.disks[].lun.reservation", RESERVATIONS),
     domain("domain.devices.disks[].name"),
     domain("domain.devices.disks[].serial"),
     domain("domain.devices.disks[].shareable"),
-    refused("domain.devices.disks[].tag", ROLES),
-    refused("domain.devices.downwardMetrics", METRICS).gated(gated::METRICS_DEVICE),
+    launcher("domain.devices.disks[].tag"),
+    launcher("domain.devices.downwardMetrics").gated(gated::METRICS_DEVICE),
     refused("domain.devices.filesystems[]", "virtiofs").gated(gated::FILE_SYSTEM),
     pod("domain.devices.gpus[].claimName").except(CLAIMED, is_claimed).gated(gated::GPU_CLAIM),
     domain("domain.devices.gpus[].deviceName"),
     domain("domain.devices.gpus[].name"),
     ruled_out("domain.devices.gpus[].requestName"),
-    refused("domain.devices.gpus[].tag", ROLES),
+    launcher("domain.devices.gpus[].tag"),
     domain("domain.devices.gpus[].virtualGPUOptions.display").except(DISPLAYS, |display, _| is_enabled(display)),
     pod("domain.devices.hostDevices[].claimName").except(CLAIMED, is_claimed).gated(gated::HOST_DEVICE_CLAIM),
     domain("domain.devices.hostDevices[].deviceName"),
     domain("domain.devices.hostDevices[].name").gated(gated::HOST_DEVICE),
     ruled_out("domain.devices.hostDevices[].requestName"),
-    refused("domain.devices.hostDevices[].tag", ROLES),
+    launcher("domain.devices.hostDevices[].tag"),
     domain("domain.devices.inputs[].bus"),
     domain("domain.devices.inputs[].name"),
     domain("domain.devices.inputs[].type"),
@@ -193,7 +194,7 @@ pub const FIELDS: &[Field] = &[
     handler("domain.devices.interfaces[].ports[].port"),
     handler("domain.devices.interfaces[].ports[].protocol"),
     ruled_out("domain.devices.interfaces[].slirp"),
-    refused("domain.devices.interfaces[].sriov", "SR-IOV"),
+    refused("domain.devices.interfaces[].sriov", "SR-IOV, which needs network cards with virtual functions"),
     domain("domain.devices.interfaces[].state").changes(LINK),
     launcher("domain.devices.interfaces[].tag"),
     launcher("domain.devices.logSerialConsole"),
@@ -250,7 +251,7 @@ pub const FIELDS: &[Field] = &[
     domain("domain.firmware.uuid"),
     domain("domain.ioThreads.supplementalPoolThreadCount"),
     domain("domain.ioThreadsPolicy").checked(|policy, _| !IO_THREADS.iter().any(|known| policy == known)),
-    pod("domain.launchSecurity").lacks("encrypted guests").gated(gated::LAUNCH_SECURITY),
+    pod("domain.launchSecurity").lacks(ENCRYPTION).gated(gated::LAUNCH_SECURITY),
     domain("domain.machine.type"),
     domain("domain.memory.guest").changes(GUEST),
     domain("domain.memory.hugepages").withheld("huge pages", |pages, _| is_set(pages)),
@@ -310,11 +311,14 @@ pub const FIELDS: &[Field] = &[
     launcher("volumes[].dataVolume.name").changes(CLAIM),
     pod("volumes[].downwardAPI.fields.*"),
     launcher("volumes[].downwardAPI.volumeLabel"),
-    refused("volumes[].downwardMetrics", METRICS).gated(gated::METRICS_DISK),
+    launcher("volumes[].downwardMetrics").gated(gated::METRICS_DISK),
     launcher("volumes[].emptyDisk.capacity"),
     pod("volumes[].ephemeral.persistentVolumeClaim.claimName"),
     pod("volumes[].ephemeral.persistentVolumeClaim.readOnly"),
-    refused("volumes[].hostDisk", "host disks").gated(gated::HOST_DISK),
+    handler("volumes[].hostDisk.capacity").gated(gated::HOST_DISK),
+    pod("volumes[].hostDisk.path").gated(gated::HOST_DISK),
+    handler("volumes[].hostDisk.shared").gated(gated::HOST_DISK),
+    pod("volumes[].hostDisk.type").gated(gated::HOST_DISK),
     launcher("volumes[].memoryDump.claimName"),
     launcher("volumes[].memoryDump.hotpluggable"),
     launcher("volumes[].memoryDump.readOnly"),

@@ -213,6 +213,18 @@ pub struct HostDisk {
     pub type_: String,
 }
 
+impl HostDisk {
+    /// Returns directory and name of the file. `None` for a path that is not absolute and plain, or right beneath the root
+    /// directory of the node.
+    #[must_use]
+    pub fn place(&self) -> Option<(&str, &str)> {
+        let (directory, file) = self.path.rsplit_once('/')?;
+        let is_plain = |name: &str| !name.is_empty() && name != "." && name != "..";
+        let mut above = directory.strip_prefix('/')?.split('/');
+        (is_plain(file) && above.all(is_plain)).then_some((directory, file))
+    }
+}
+
 /// Claim for memory dumps.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -275,4 +287,23 @@ pub struct SysprepSource {
     /// Secret with the answer file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<LocalObjectReference>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_a_host_disk_names_a_directory_and_a_file() {
+        let place = |path: &str| {
+            let disk = HostDisk { path: path.to_owned(), ..HostDisk::default() };
+            disk.place().map(|(directory, file)| (directory.to_owned(), file.to_owned()))
+        };
+        assert_eq!(place("/data/vms/a.img"), Some(("/data/vms".to_owned(), "a.img".to_owned())));
+        for path in
+            ["", "/", "a.img", "data/a.img", "/a.img", "/data/", "/data/..", "/data/../a", "/./a", "//a", "/a//b"]
+        {
+            assert_eq!(place(path), None, "{path}");
+        }
+    }
 }

@@ -293,6 +293,12 @@ has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ .
 has(params.metadata.deletionTimestamp) && has(params.spec) && has(params.spec.uninstallStrategy) && params.spec.uninstallStrategy == "RemoveWorkloads"
 {{- end -}}
 
+{{/* CEL: the KubeVirt object enables a feature gate that is off by default: ferrovirt.hasFeatureGate "Name" */}}
+{{- define "ferrovirt.hasFeatureGate" -}}
+{{- $developer := "params.spec.configuration.developerConfiguration" -}}
+has(params.spec) && has(params.spec.configuration) && has({{ $developer }}) && has({{ $developer }}.featureGates) && {{ . | quote }} in {{ $developer }}.featureGates && !(has({{ $developer }}.disabledFeatureGates) && {{ . | quote }} in {{ $developer }}.disabledFeatureGates)
+{{- end -}}
+
 {{/* CEL: key k is one of these, or begins as one of these: ferrovirt.keyIsOneOf (list $keys $prefixes) */}}
 {{- define "ferrovirt.keyIsOneOf" -}}
 (k in {{ index . 0 | default list | toJson }}{{ range index . 1 | default list }} || k.startsWith({{ . | quote }}){{ end }})

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use api::{
-    VirtualMachineInstance, hotplug,
+    FeatureGate, VirtualMachineInstance, hotplug,
     persistent_state::{self, DIRECTORY, POD_VOLUME},
-    vmi::volumes::Volume as VmiVolume,
+    vmi::volumes::{HostDisk, Volume as VmiVolume},
 };
 use k8s_openapi::{
     api::core::v1::{
@@ -25,6 +25,9 @@ const KERNEL_BOOT_VOLUME: &str = "kernel-boot-volume";
 
 /// Most memory for sockets and definitions of libvirt, which need about 100 KiB.
 const LIBVIRT_FILES: &str = "16Mi";
+
+/// Most memory for the disk with metrics of the node.
+const METRICS_DISK: &str = "1Mi";
 
 /// Volumes with their mounts in the container.
 #[derive(Default)]
@@ -134,6 +137,13 @@ fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_
     } else if let Some(source) = &volume.cloud_init_config_drive {
         cloud_init(mounts, name, source.secret_ref.as_ref(), source.network_data_secret_ref.as_ref());
     }
+    if let Some(disk) = &volume.host_disk {
+        host_disk(inputs, mounts, name, disk)?;
+    } else if volume.downward_metrics.is_some() {
+        let source =
+            EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: Some(Quantity(METRICS_DISK.to_owned())) };
+        mounts.directory(name, "/var/run/kubevirt-private/downwardmetric-disk", source);
+    }
     // emptyDisk lives in the ephemeral-disks directory, serviceAccount in the token mount: no volume of their own.
     Ok(())
 }
@@ -156,6 +166,23 @@ fn mount_claim(
         mounts.shared_paths.push(path.clone());
     }
     mounts.mount(name, &path, read_only);
+    Ok(())
+}
+
+/// Mounts the directory of a file of the node. virt-handler creates a missing file through this mount.
+fn host_disk(inputs: &Inputs<'_>, mounts: &mut Mounts, name: &str, disk: &HostDisk) -> Result<(), RenderError> {
+    // The gate may have been on when the VMI was stored.
+    if !inputs.config.enabled(FeatureGate::HostDisk) {
+        return Err(RenderError::NotPermitted("HostDisk feature gate is not enabled".to_owned()));
+    }
+    let place = disk.place().ok_or_else(|| RenderError::Unsupported(format!("path {:?} of a host disk", disk.path)))?;
+    let kind = if disk.type_ == "DiskOrCreate" { "DirectoryOrCreate" } else { "Directory" };
+    mounts.volumes.push(pod_parts::host_path(name, place.0, kind));
+    let path = format!("/var/run/kubevirt-private/vmi-disks/{name}");
+    if disk.shared == Some(true) {
+        mounts.shared_paths.push(path.clone());
+    }
+    mounts.mount(name, &path, false);
     Ok(())
 }
 

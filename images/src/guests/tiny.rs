@@ -43,6 +43,7 @@ const MODULES: &[&str] = &[
     "evdev",
     "button",
     "i6300esb",
+    "qemu_fw_cfg",
 ];
 
 /// Driver of the variables of UEFI, in the guest for secure boot.

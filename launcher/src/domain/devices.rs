@@ -7,6 +7,9 @@ use super::{DomainError, Environment, alias, check, given, on_off, virtio_model,
 /// Supported video adapters.
 const VIDEO: [&str; 5] = ["virtio", "vga", "bochs", "cirrus", "ramfb"];
 
+/// Name of the port through which a guest asks for metrics.
+const METRICS_PORT: &str = "org.github.vhostmd.1";
+
 /// Renders these devices.
 pub(super) fn devices(
     vmi: &VirtualMachineInstance,
@@ -37,6 +40,11 @@ pub(super) fn devices(
                 .child(Element::new("target").with("port", "0")),
         );
     }
+    list.extend(devices.downward_metrics.is_some().then(|| {
+        let source = Element::new("source").with("mode", "bind").with("path", env.metrics.to_string_lossy());
+        let target = Element::new("target").with("type", "virtio").with("name", METRICS_PORT);
+        Element::new("channel").with("type", "unix").child(source).child(target)
+    }));
     if devices.client_passthrough.is_some() {
         list.extend(env.usb_redirection.iter().map(|path| {
             Element::new("redirdev")

@@ -135,7 +135,8 @@ pub(super) fn disks(
         let media = if changeable { Media::Changeable } else { Media::Fixed(source) };
         let format = source.map_or("raw", format);
         let driver = driver(disk, media, format, discards(vmi, disk, volume), queues, thread, threads)?;
-        elements.push(one(vmi, disk, source, &target, driver, block_io(disk, env.prepared))?);
+        let read_only = disk.is_read_only() || volume.is_some_and(|volume| volume.downward_metrics.is_some());
+        elements.push(one((vmi, disk, read_only), source, &target, driver, block_io(disk, env.prepared))?);
         targets.push(protocol::DiskTarget {
             volume: disk.name.clone(),
             target,
@@ -148,8 +149,7 @@ pub(super) fn disks(
 }
 
 fn one(
-    vmi: &VirtualMachineInstance,
-    disk: &Disk,
+    (vmi, disk, read_only): (&VirtualMachineInstance, &Disk, bool),
     source: Option<&DiskSource>,
     target: &str,
     driver: Element,
@@ -195,7 +195,7 @@ fn one(
     element = element
         .child(Element::new("target").with("dev", target).with("bus", bus).with_some("tray", tray))
         .children(block_io)
-        .children(disk.is_read_only().then(|| Element::new("readonly")))
+        .children(read_only.then(|| Element::new("readonly")))
         .children((disk.shareable == Some(true)).then(|| Element::new("shareable")))
         .children(serial.map(|serial| Element::new("serial").text(serial)))
         .children(disk.boot_order.map(|order| Element::new("boot").with("order", order.to_string())))

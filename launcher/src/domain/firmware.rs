@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use api::{StartStrategy, VirtualMachineInstance};
 
 use super::{DomainError, Environment, given, xml::Element, yes_no};
+use crate::storage::Prepared;
 
 /// UEFI firmware: code and the template of its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,9 @@ const PLAIN: [(&str, &str); 3] = [
     ("OVMF_CODE.fd", "OVMF_VARS.fd"),
     ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"),
 ];
+
+/// Name under which Ignition looks for its configuration in the firmware configuration device.
+const IGNITION_KEY: &str = "opt/com.coreos/config";
 
 /// Finds UEFI firmware in the first directory that has it.
 pub(crate) fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -> bool) -> Option<Uefi> {
@@ -84,7 +88,14 @@ pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<
         .children((use_serial == Some(true)).then(|| Element::new("bios").with("useserial", "yes"))))
 }
 
-/// Renders the `<sysinfo>` element.
+/// Renders the `<sysinfo>` element through which the guest reads its Ignition configuration.
+pub(super) fn ignition(prepared: &Prepared) -> Option<Element> {
+    let file = prepared.ignition.as_ref()?;
+    let entry = Element::new("entry").with("name", IGNITION_KEY).with("file", file.to_string_lossy());
+    Some(Element::new("sysinfo").with("type", "fwcfg").child(entry))
+}
+
+/// Renders the `<sysinfo>` element of SMBIOS.
 pub(super) fn sysinfo(vmi: &VirtualMachineInstance, options: &protocol::VmiOptions) -> Element {
     let entry = |name: &'static str, value: Option<&str>| {
         value.filter(|v| !v.is_empty()).map(|value| Element::new("entry").with("name", name).text(value))

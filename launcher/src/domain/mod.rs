@@ -15,6 +15,7 @@ mod host_devices;
 mod network;
 pub(crate) mod parse;
 mod ports;
+mod root_complex;
 mod tags;
 pub(crate) mod unsupported;
 pub(crate) mod xml;
@@ -30,7 +31,7 @@ pub(crate) use self::{
     firmware::{Uefi, select_uefi},
     host_devices::AllocatedDevices,
     ports::FreePorts,
-    tags::tagged_interfaces,
+    tags::tagged_devices,
 };
 use crate::storage::Prepared;
 
@@ -98,6 +99,9 @@ pub(crate) enum DomainError {
     /// The annotation of the ports for interfaces is no number.
     #[error("invalid kubevirt.io/pci-interface-slot-count annotation value \"{0}\": not a number")]
     SlotCount(String),
+    /// More devices than the root complex has slots.
+    #[error("No space left on the root PCI bus.")]
+    RootComplexFull,
     /// libvirt completed a definition to text that cannot be read.
     #[error("the definition of the domain cannot be read")]
     Definition,
@@ -125,6 +129,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) serial: &'a Path,
     /// Socket of the display.
     pub(crate) vnc: &'a Path,
+    /// Socket of the channel for metrics.
+    pub(crate) metrics: &'a Path,
     /// Sockets of the channels for USB redirection.
     pub(crate) usb_redirection: &'a [PathBuf],
     /// File of UEFI variables.
@@ -212,6 +218,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .children(threads.element())
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
+        .children(firmware::ignition(env.prepared))
         .child(features::features(vmi)?)
         .children(features::clock(vmi, env.zones)?)
         .child(cpu::cpu(spec, env.kvm, most_memory.map(|_| memory))?);
@@ -228,6 +235,9 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     devices.extend(disks.elements);
     let ports = ports::free_ports(vmi, memory, count, &devices)?;
     devices.splice(count..count, ports::placeholders(vmi, ports.placeholders));
+    if root_complex::is_wanted(vmi) {
+        devices = root_complex::place(devices)?;
+    }
     let domain = domain.child(Element::new("devices").children(devices));
     if domain.has_forbidden_character() {
         return Err(DomainError::ControlCharacter);

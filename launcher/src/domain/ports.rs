@@ -9,7 +9,7 @@ use std::ops::Range;
 use api::{VirtualMachineInstance, constants::annotation};
 use roxmltree::{Document, Node};
 
-use super::{Domain, DomainError, virtio_model, xml::Element};
+use super::{Domain, DomainError, root_complex, virtio_model, xml::Element};
 
 /// Ports that interfaces have without an annotation, placeholders included.
 const INTERFACE_PORTS: usize = 4;
@@ -50,7 +50,7 @@ pub(super) fn free_ports(
 ) -> Result<FreePorts, DomainError> {
     let machine_type = vmi.spec.domain.machine.as_ref().map_or("", |machine| machine.type_.as_str());
     let is_pcie = machine_type.is_empty() || machine_type.contains("q35");
-    if !is_pcie || super::annotation(vmi, annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX) == Some("true") {
+    if !is_pcie || root_complex::is_wanted(vmi) {
         return Ok(FreePorts::default());
     }
     let placeholders = match super::annotation(vmi, annotation::PCI_INTERFACE_SLOT_COUNT) {

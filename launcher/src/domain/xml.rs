@@ -56,20 +56,34 @@ impl Element {
 
     /// Reports a device that occupies a PCI slot, as the reference counts them.
     pub(crate) fn is_on_pci(&self) -> bool {
-        let value =
-            |name: &str| self.attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str());
         match self.name {
             "interface" | "watchdog" | "rng" => true,
-            "controller" => value("type") != Some("pci"),
-            "memballoon" => value("model") != Some("none"),
-            "hostdev" => value("type") == Some("pci"),
-            "input" => value("bus") == Some("virtio"),
-            "disk" => self.children.iter().any(|child| {
-                child.name == "target"
-                    && child.attributes.iter().any(|(name, value)| *name == "bus" && value == "virtio")
-            }),
+            "controller" => self.attribute("type") != Some("pci"),
+            "memballoon" => self.attribute("model") != Some("none"),
+            "hostdev" => self.attribute("type") == Some("pci"),
+            "input" => self.attribute("bus") == Some("virtio"),
+            "disk" => self.find_child("target").is_some_and(|target| target.attribute("bus") == Some("virtio")),
             _ => false,
         }
+    }
+
+    /// Reports a device to which libvirt gives a PCI slot of its own.
+    pub(crate) fn takes_pci_slot(&self) -> bool {
+        match self.name {
+            "controller" => self.is_on_pci() && self.attribute("model") != Some("none"),
+            "vsock" => true,
+            _ => self.is_on_pci(),
+        }
+    }
+
+    /// Returns the value of an attribute.
+    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
+        self.attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Returns the first child with this name.
+    pub(crate) fn find_child(&self, name: &str) -> Option<&Element> {
+        self.children.iter().find(|child| child.name == name)
     }
 
     /// Renders the document.

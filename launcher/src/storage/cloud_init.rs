@@ -57,14 +57,23 @@ pub(crate) struct CloudInitVolume<'a> {
     pub(crate) network_data_secret: bool,
 }
 
-/// A tagged network interface of the guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TaggedInterface {
-    /// Its PCI address in the guest's notation.
+/// A tagged device of the guest, as OpenStack describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct TaggedDevice {
+    /// `nic`, `disk` or `hostdev`.
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    /// Bus in libvirt's words.
+    pub(crate) bus: String,
+    /// Its address in the guest's notation: a PCI address, or numbers of controller, bus, target and unit.
     pub(crate) address: String,
-    /// Its MAC address.
+    /// MAC address of an interface.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) mac: String,
-    pub(crate) tag: String,
+    /// Serial number of a disk.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) serial: String,
+    pub(crate) tags: [String; 1],
 }
 
 /// User data and network data of a volume.
@@ -76,8 +85,8 @@ pub(crate) struct CloudInitData {
     pub(crate) network: Vec<u8>,
     /// SSH keys.
     pub(crate) keys: Vec<String>,
-    /// Tagged interfaces; NoCloud cannot hold them.
-    pub(crate) interfaces: Vec<TaggedInterface>,
+    /// Tagged devices; NoCloud cannot hold them.
+    pub(crate) devices: Vec<TaggedDevice>,
 }
 
 /// Collects a volume's data from the spec and from mounted secrets.
@@ -99,7 +108,7 @@ pub(crate) fn collect(
         user: inline(volume.user_data, volume.user_data_base64)?,
         network: inline(volume.network_data, volume.network_data_base64)?,
         keys: Vec::new(),
-        interfaces: Vec::new(),
+        devices: Vec::new(),
     };
     if volume.user_data_secret || volume.network_data_secret {
         let secret = paths.secret(volume.name);
@@ -187,20 +196,9 @@ struct ConfigDriveMeta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    devices: Vec<Device>,
+    devices: Vec<TaggedDevice>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     public_keys: BTreeMap<String, String>,
-}
-
-/// A tagged device.
-#[derive(Serialize)]
-struct Device {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    bus: &'static str,
-    address: String,
-    mac: String,
-    tags: [String; 1],
 }
 
 fn text(meta: &impl Serialize) -> Vec<u8> {
@@ -231,16 +229,12 @@ pub(crate) fn files(source: DataSource, vmi: &VirtualMachineInstance, data: Clou
             }
         }
         DataSource::ConfigDrive => {
-            let devices = data.interfaces.into_iter().map(|interface| {
-                let TaggedInterface { address, mac, tag } = interface;
-                Device { kind: "nic", bus: "pci", address, mac, tags: [tag] }
-            });
             let meta = ConfigDriveMeta {
                 instance_type,
                 instance_id: format!("{name}.{namespace}"),
                 hostname: vmi.hostname(),
                 uuid,
-                devices: devices.collect(),
+                devices: data.devices,
                 public_keys,
             };
             files.insert("openstack/latest/meta_data.json".into(), text(&meta));
@@ -312,9 +306,9 @@ mod tests {
         vmi.metadata.annotations = Some(BTreeMap::from([(name, "small".to_owned())]));
         vmi.spec.domain.firmware = serde_json::from_value(json!({"uuid": "f-1"})).unwrap();
         let content = |source: DataSource, file: &str| {
-            let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "m".into(), tag: "t".into() };
-            let data =
-                CloudInitData { keys: vec!["k".into()], interfaces: vec![interface], ..CloudInitData::default() };
+            let (bus, address, mac) = ("pci".to_owned(), "0000:01:00.0".to_owned(), "m".to_owned());
+            let device = TaggedDevice { kind: "nic", bus, address, mac, serial: String::new(), tags: ["t".into()] };
+            let data = CloudInitData { keys: vec!["k".into()], devices: vec![device], ..CloudInitData::default() };
             String::from_utf8(files(source, &vmi, data)[file].clone()).unwrap()
         };
         assert_eq!(
@@ -331,19 +325,19 @@ mod tests {
 
     #[test]
     fn config_drive_has_openstacks_layout() {
-        let (address, mac) = ("0000:01:00.0".to_owned(), "02:00:00:00:00:01".to_owned());
+        let (bus, address, serial) = ("scsi".to_owned(), "0:0:0:1".to_owned(), "s-1".to_owned());
+        let disk = TaggedDevice { kind: "disk", bus, address, serial, mac: String::new(), tags: ["backup".into()] };
         let data = CloudInitData {
             user: b"u".to_vec(),
             network: b"n".to_vec(),
             keys: vec!["ssh-ed25519 A".into()],
-            interfaces: vec![TaggedInterface { address, mac, tag: "backup".into() }],
+            devices: vec![disk],
         };
         let files = files(DataSource::ConfigDrive, &vmi("web"), data);
         let meta: Value = serde_json::from_slice(&files["openstack/latest/meta_data.json"]).unwrap();
         assert_eq!(meta["instance_id"], "web.ns");
         assert_eq!(meta["public_keys"]["0"], "ssh-ed25519 A");
-        let device = json!({"type": "nic", "bus": "pci", "address": "0000:01:00.0", "mac": "02:00:00:00:00:01",
-            "tags": ["backup"]});
+        let device = json!({"type": "disk", "bus": "scsi", "address": "0:0:0:1", "serial": "s-1", "tags": ["backup"]});
         assert_eq!(meta["devices"], json!([device]));
         assert_eq!(files["openstack/latest/network_data.json"], b"n");
     }

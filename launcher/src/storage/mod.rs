@@ -11,6 +11,7 @@ mod grow;
 mod hotplug;
 pub(crate) mod image;
 pub(crate) mod iso;
+mod metrics_disk;
 mod prepare;
 
 use std::path::PathBuf;
@@ -22,9 +23,8 @@ pub(crate) use self::{
     grow::claim_sizes,
     hotplug::hotplugged_source,
     image::ImageFormat,
-    prepare::{
-        Prepared, Purpose, Tolerance, claim_backend, match_sizes, matches_volume, prepare, write_interface_tags,
-    },
+    metrics_disk::write as write_metrics,
+    prepare::{Prepared, Purpose, Tolerance, claim_backend, match_sizes, matches_volume, prepare, write_tags},
 };
 use crate::files::FileError;
 

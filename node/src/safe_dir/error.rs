@@ -84,6 +84,9 @@ pub enum Error {
     /// An attachment pod does not have the claim of a volume.
     #[error("the attachment pod does not have the claim of volume {}", .0.display())]
     NotMounted(PathBuf),
+    /// A container has no mount for a volume.
+    #[error("volume {0} is not mounted in the container")]
+    NoVolume(String),
     /// A claim has no image.
     #[error("the claim has no file disk.img")]
     NoImage,

@@ -218,6 +218,38 @@ impl SafeDir {
         self.resolve("create", path, flags, Mode::RUSR | Mode::WUSR, BENEATH).map(drop)
     }
 
+    /// Creates a sparse file `name` of this size in this directory for a user. Fails if anything has the name. The file gets its
+    /// name when it is complete, except on file systems without files that have none.
+    pub(crate) fn create_sparse(&self, name: &str, size: u64, user: u32) -> Result<(), Error> {
+        let path = beneath(name.as_ref())?;
+        let failed = |errno| Error::io("create", path, errno);
+        let (owner, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(user)));
+        let complete = |file: &OwnedFd| {
+            rustix::fs::ftruncate(file, size).and_then(|()| rustix::fs::fchown(file, owner, group)).map_err(failed)
+        };
+        let mode = Mode::RUSR | Mode::WUSR;
+        let unnamed = self.resolve("create", Path::new("."), OFlags::WRONLY | OFlags::TMPFILE, mode, BENEATH);
+        if let Ok(file) = unnamed {
+            complete(&file)?;
+            let from = descriptor_path(&file);
+            return rustix::fs::linkat(rustix::fs::CWD, from, &*self.fd, path, AtFlags::SYMLINK_FOLLOW).map_err(failed);
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let file = self.resolve("create", path, flags, mode, BENEATH)?;
+        complete(&file).inspect_err(|_| {
+            // An incomplete file would be taken for a disk at the next attempt.
+            if let Err(error) = self.remove_file(path) {
+                tracing::warn!(%error, "cannot remove a file that was created in part");
+            }
+        })
+    }
+
+    /// Returns the bytes that users can still write to the file system.
+    pub(crate) fn free_bytes(&self) -> Result<u64, Error> {
+        let stat = rustix::fs::fstatvfs(&self.fd).map_err(|errno| Error::io("read the free space of", ".", errno))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
     /// Creates a directory `name` in this directory that only root can enter.
     pub(crate) fn create_dir(&self, name: impl AsRef<Path>) -> Result<(), Error> {
         let path = beneath(name.as_ref())?;

@@ -80,6 +80,26 @@ pub(super) fn attached(mounts: &[u8]) -> Vec<String> {
     mounts.split(|byte| *byte == b'\n').filter_map(name).collect()
 }
 
+/// Returns number and point of the mount of a volume with a file system, from the mounts of a launcher. The last one at a point
+/// is the one that is seen.
+pub(super) fn of_volume<'a>(mounts: &'a [u8], volume: &str) -> Option<(&'a [u8], &'a str)> {
+    let places = ["/var/run", "/run"].map(|run| format!("{run}/kubevirt-private/vmi-disks/{volume}"));
+    let lines = mounts.split(|byte| *byte == b'\n').filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let number = fields.next()?;
+        let point = std::str::from_utf8(fields.nth(3)?).ok()?;
+        places.iter().any(|place| place == point).then_some((number, point))
+    });
+    lines.last()
+}
+
+/// Rejects a descriptor on another mount than that with this number.
+pub(super) fn require_number(fd: impl AsFd, path: &str, number: &[u8]) -> Result<(), Error> {
+    let own = fd.as_fd().as_raw_fd().to_string();
+    let fdinfo = SafeDir::trusted(Path::new("/proc/self/fdinfo"))?.read_bounded(own, FDINFO_LIMIT)?;
+    if mount_of(&fdinfo) == Some(number) { Ok(()) } else { Err(Error::Escape(path.into())) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +141,26 @@ mod tests {
         // A mount that the process does not see.
         let hidden = require(&proc, "/proc", b"", DEV).unwrap_err();
         assert!(matches!(&hidden, Error::FileSystem { found, .. } if found == "unknown"), "{hidden}");
+    }
+
+    #[test]
+    fn the_mount_of_a_volume_is_the_last_at_its_place() {
+        let mounts = b"36 35 98:0 / / rw - ext4 /dev/sda rw\n\
+            40 36 98:0 /data /run/kubevirt-private/vmi-disks/data rw - ext4 /dev/sda rw\n\
+            41 36 98:0 /other /run/kubevirt-private/vmi-disks/other rw - ext4 /dev/sda rw\n\
+            42 40 98:0 /more /run/kubevirt-private/vmi-disks/data rw - ext4 /dev/sda rw\n\
+            43 36 98:0 /x /run/kubevirt-private/vmi-disks/data/below rw - ext4 /dev/sda rw\n";
+        let (number, point) = of_volume(mounts, "data").unwrap();
+        assert_eq!((number, point), (&b"42"[..], "/run/kubevirt-private/vmi-disks/data"));
+        for volume in ["dat", "absent", "", "data/below/.."] {
+            assert_eq!(of_volume(mounts, volume), None, "{volume}");
+        }
+    }
+
+    #[test]
+    fn a_descriptor_on_another_mount_is_rejected() {
+        let proc = SafeDir::trusted(Path::new("/proc")).unwrap();
+        assert!(matches!(require_number(&proc, "p", b"0"), Err(Error::Escape(_))));
     }
 
     #[test]

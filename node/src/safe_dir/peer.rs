@@ -126,6 +126,21 @@ impl Peer {
         opened(&dev)
     }
 
+    /// Opens the directory that is mounted for a volume of its container.
+    ///
+    /// The container can hang this call: see [`super::pod_calls`].
+    pub(crate) fn volume(&self, volume: &str) -> Result<SafeDir, Error> {
+        let mounts = self.mounts()?;
+        let (number, point) = mount::of_volume(&mounts, volume).ok_or_else(|| Error::NoVolume(volume.to_owned()))?;
+        let root = SafeDir { fd: Arc::new(self.judged_root()?), one_mount: false };
+        let path = Path::new(point.trim_start_matches('/'));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let named = root.resolve("open", path, flags, Mode::empty(), BENEATH)?;
+        // The container can rename directories above the mount.
+        mount::require_number(&named, point, number)?;
+        opened(&named)
+    }
+
     /// Opens a descriptor that names the root directory of the process, on a permitted file system.
     fn judged_root(&self) -> Result<OwnedFd, Error> {
         // The kernel creates the last component. Neither the pod nor the file system behind the link is involved.

@@ -250,6 +250,8 @@ impl Call for Sync {
                 is_new.then(|| Event::normal("Created", "VirtualMachineInstance defined.")).into_iter().collect()
             }
             Err(error) => {
+                // The files are looked at again before the next attempt.
+                observed.host_disks = None;
                 let events = observed.failed(&error, now);
                 observed.spare_guest();
                 events

@@ -17,6 +17,7 @@ use tonic::async_trait;
 use super::migration_facts::Route;
 use crate::{
     devices::grant,
+    host_disks,
     launcher::{capabilities, with_causes},
     migration::{Channels, Migration, PodSocket, Target},
     network::{self, PodNetwork},
@@ -66,6 +67,9 @@ pub(crate) enum PodError {
     /// The work failed.
     #[error(transparent)]
     Path(#[from] safe_dir::Error),
+    /// The file of a host disk was not created.
+    #[error(transparent)]
+    HostDisk(#[from] host_disks::Error),
 }
 
 /// Settings of the cluster configuration for all VMIs.
@@ -106,6 +110,14 @@ pub(crate) trait Host: Send + Sync + 'static {
         vmi: &VirtualMachineInstance,
         work: Work,
     ) -> Result<Volumes, PodError>;
+
+    /// Creates the files of host disks that are missing in the pod of a checked launcher. Returns a message for each that is
+    /// smaller than wanted. Idempotent.
+    async fn create_host_disks(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &VirtualMachineInstance,
+    ) -> Result<Vec<String>, PodError>;
 
     /// Returns the address and port under which this node accepts migrations.
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)>;
@@ -167,14 +179,15 @@ impl NodeHost {
     }
 
     /// Runs work that can hang in the pod of a VMI.
-    async fn in_pod<T, W>(&self, vmi: &VirtualMachineInstance, what: &'static str, work: W) -> Result<T, PodError>
+    async fn in_pod<T, E, W>(&self, vmi: &VirtualMachineInstance, what: &'static str, work: W) -> Result<T, PodError>
     where
         T: Send + 'static,
-        W: FnOnce() -> Result<T, safe_dir::Error> + Send + 'static,
+        E: Into<PodError> + Send + 'static,
+        W: FnOnce() -> Result<T, E> + Send + 'static,
     {
         let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
         let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
-        Ok(self.pod_calls.run(namespace, uid, what, work).await??)
+        self.pod_calls.run(namespace, uid, what, work).await?.map_err(Into::into)
     }
 }
 
@@ -260,6 +273,21 @@ impl Host for NodeHost {
         let (pods, published) = (&self.pods, &self.published);
         let desk = Desk { pods, published, calls: &self.pod_calls, launcher, pod, vmi };
         Ok(desk.work(work).await?)
+    }
+
+    async fn create_host_disks(
+        &self,
+        launcher: &Arc<Peer>,
+        vmi: &VirtualMachineInstance,
+    ) -> Result<Vec<String>, PodError> {
+        let config = self.config.current();
+        let tolerance = host_disks::Tolerance {
+            lack_percent: u64::from(config.pvc_tolerate_less_space_up_to_percent.min(100)),
+            reserve: config.minimum_reserve_pvc_bytes,
+        };
+        let (peer, disks) = (launcher.clone(), host_disks::wanted(vmi));
+        let create = move || host_disks::create(&peer, &disks, tolerance);
+        self.in_pod(vmi, "create host disks", create).await
     }
 
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {

@@ -52,6 +52,7 @@ mod event;
 mod facts;
 mod handle;
 mod host;
+mod host_disks;
 mod interfaces;
 mod launcher_volumes;
 mod migratability;

@@ -127,11 +127,9 @@ const GATES: &[(&str, &str)] = &[
     ("ContainerPathVolumes", "virtiofs"),
     ("CrossArchitectureVirtualization", "CPU architectures other than amd64"),
     ("DecentralizedLiveMigration", DECENTRALIZED),
-    ("DownwardMetrics", "host metrics"),
     ("EnableVirtioFsStorageVolumes", "virtiofs"),
     ("GPUsWithDRA", CLAIMED),
     ("HostDevicesWithDRA", CLAIMED),
-    ("HostDisk", "host disks"),
     ("IncrementalBackup", "incremental backup"),
     ("NetworkDevicesWithDRA", CLAIMED),
     ("OCIExport", "export of volumes"),
@@ -329,14 +327,14 @@ mod tests {
     #[test]
     fn feature_gates_without_effect_are_listed() {
         let listed = settings(&spec(json!({"configuration": {"developerConfiguration": {
-            "featureGates": ["HostDisk", "NodeRestriction", "Snapshots", "Snapshot"],
+            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "Snapshot"],
             "disabledFeatureGates": ["Template"],
         }}})));
         assert_eq!(
             listed,
             [
                 "feature gate Snapshot: its feature is not supported yet: snapshots",
-                "feature gate HostDisk: its feature is not supported yet: host disks",
+                "feature gate PasstBinding: its feature is not supported yet: passt",
                 "feature gate Snapshots: does not exist",
             ]
         );

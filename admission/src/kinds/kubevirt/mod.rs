@@ -438,8 +438,8 @@ mod tests {
 
     #[test]
     fn gates_of_unsupported_features_get_a_warning() {
-        let text = refused_gate(FeatureGate::HostDisk).unwrap();
-        assert!(text.ends_with("its feature is not supported yet: host disks"), "{text}");
+        let text = refused_gate(FeatureGate::PasstBinding).unwrap();
+        assert!(text.ends_with("its feature is not supported yet: passt"), "{text}");
         assert_eq!(refused_gate(FeatureGate::NodeRestriction), None);
     }
 

@@ -72,23 +72,14 @@ fn each_entry_names_its_field() {
             devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}}]})),
             "domain.devices.gpus[0].virtualGPUOptions.display",
         ),
-        (devices(json!({"gpus": [{"name": "g", "deviceName": "v/g", "tag": "t"}]})), "domain.devices.gpus[0].tag"),
-        (
-            devices(json!({"hostDevices": [{"name": "h", "deviceName": "v/h", "tag": "t"}]})),
-            "domain.devices.hostDevices[0].tag",
-        ),
         (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
         (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
-        (devices(json!({"downwardMetrics": {}})), "domain.devices.downwardMetrics"),
         (disk(json!({"name": "root", "lun": {"reservation": true}})), "domain.devices.disks[0].lun.reservation"),
         (disk(json!({"name": "root", "changedBlockTracking": true})), "domain.devices.disks[0].changedBlockTracking"),
-        (disk(json!({"name": "root", "tag": "boot"})), "domain.devices.disks[0].tag"),
         (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),
         (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
         (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
         (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
-        (volume(json!({"name": "root", "hostDisk": {"path": "/d", "type": "Disk"}})), "volumes[0].hostDisk"),
-        (volume(json!({"name": "root", "downwardMetrics": {}})), "volumes[0].downwardMetrics"),
         (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
         (
             json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),
@@ -101,15 +92,6 @@ fn each_entry_names_its_field() {
     let reasoned = fields::FIELDS.iter().filter(|field| field.refusal.is_some_and(|refusal| refusal.reason.is_some()));
     let documented: BTreeSet<String> = reasoned.map(|field| field.path.to_owned()).collect();
     assert_eq!(named, documented, "the rows above and the fields for documents");
-}
-
-/// A guest gets no metrics of its node, for any user and with any feature gates: channel and volume are refused.
-#[test]
-fn cve_2024_31419_cve_2024_31420_no_guest_gets_metrics_of_its_node() {
-    let device = json!({"domain": {"devices": {"downwardMetrics": {}}}});
-    assert_eq!(refused(device), ["spec.domain.devices.downwardMetrics"]);
-    let volume = json!({"volumes": [{"name": "root", "downwardMetrics": {}}]});
-    assert_eq!(refused(volume), ["spec.volumes[0].downwardMetrics"]);
 }
 
 #[test]

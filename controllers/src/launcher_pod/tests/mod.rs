@@ -155,7 +155,6 @@ fn probes_of_the_guest_agent_run_a_program_in_the_container() {
 fn features_without_support_are_refused_not_ignored() {
     for change in [
         json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
-        json!({"volumes": [{"name": "h", "hostDisk": {"path": "/x", "type": "Disk"}}]}),
         json!({"domain": {"devices": {"interfaces": [{"name": "default", "sriov": {}}]}}}),
     ] {
         let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());

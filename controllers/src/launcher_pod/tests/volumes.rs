@@ -96,7 +96,7 @@ fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
 
 #[test]
 fn cve_2020_14316_no_vmi_brings_a_file_of_the_node_into_its_pod() {
-    let gates = ["HostDisk", "Root", "ExperimentalVirtiofsSupport", "DownwardMetrics", "HotplugVolumes"];
+    let gates = ["Root", "ExperimentalVirtiofsSupport", "DownwardMetrics", "HotplugVolumes"];
     let everything = ClusterConfig { feature_gates: gates.map(str::to_owned).to_vec(), ..ClusterConfig::default() };
     let mut pods = 0;
     for config in [ClusterConfig::default(), everything] {
@@ -121,6 +121,47 @@ fn cve_2020_14316_no_vmi_brings_a_file_of_the_node_into_its_pod() {
         }
     }
     assert!(pods >= 4, "{pods} pods were rendered");
+}
+
+#[test]
+fn host_disks_mount_their_directory_with_their_gate_only() {
+    let config = ClusterConfig { feature_gates: vec!["HostDisk".to_owned()], ..ClusterConfig::default() };
+    let of = |disk: Value, config: &ClusterConfig| {
+        let spec = merged(small(), &json!({"volumes": [{"name": "data", "hostDisk": disk}]}));
+        rendered_with(spec, config, NamespaceLimits::default())
+    };
+    for (disk, kind, shared) in [
+        (json!({"path": "/data/a.img", "type": "Disk"}), "Directory", false),
+        (json!({"path": "/data/a.img", "type": "DiskOrCreate", "capacity": "1Gi"}), "DirectoryOrCreate", false),
+        (json!({"path": "/data/a.img", "type": "Disk", "shared": true}), "Directory", true),
+    ] {
+        let pod = of(disk.clone(), &config).unwrap();
+        let volumes = pod["spec"]["volumes"].as_array().unwrap();
+        let hosts: Vec<&Value> = volumes.iter().filter(|volume| !volume["hostPath"].is_null()).collect();
+        assert_eq!(hosts, [&json!({"name": "data", "hostPath": {"path": "/data", "type": kind}})], "{disk}");
+        let container = &pod["spec"]["containers"][0];
+        let mount = json!({"name": "data", "mountPath": "/var/run/kubevirt-private/vmi-disks/data"});
+        assert!(container["volumeMounts"].as_array().unwrap().contains(&mount), "{container}");
+        let variable = json!({"name": "SHARED_FILESYSTEM_PATHS", "value": "/var/run/kubevirt-private/vmi-disks/data"});
+        assert_eq!(container["env"].as_array().unwrap().contains(&variable), shared, "{disk}");
+        let off = of(disk, &ClusterConfig::default()).unwrap_err();
+        assert_eq!(off.to_string(), "HostDisk feature gate is not enabled");
+    }
+    for path in ["/a.img", "data/a.img", "/data/../etc/a.img", ""] {
+        let refused = of(json!({"path": path, "type": "Disk"}), &config);
+        assert!(matches!(refused, Err(RenderError::Unsupported(_))), "{path}");
+    }
+}
+
+#[test]
+fn the_disk_with_metrics_is_in_memory() {
+    let spec = merged(small(), &json!({"volumes": [{"name": "metrics", "downwardMetrics": {}}]}));
+    let pod = rendered(spec);
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let expected = json!({"name": "metrics", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}});
+    assert!(volumes.contains(&expected), "{volumes:?}");
+    let mount = json!({"name": "metrics", "mountPath": "/var/run/kubevirt-private/downwardmetric-disk"});
+    assert!(pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap().contains(&mount));
 }
 
 #[test]

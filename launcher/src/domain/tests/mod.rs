@@ -68,6 +68,15 @@ fn convert_with(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Domain, Domai
 }
 
 fn convert_for(vmi: &VirtualMachineInstance, kvm: bool, options: &protocol::VmiOptions) -> Result<Domain, DomainError> {
+    convert_prepared(vmi, kvm, options, &prepared())
+}
+
+fn convert_prepared(
+    vmi: &VirtualMachineInstance,
+    kvm: bool,
+    options: &protocol::VmiOptions,
+    prepared: &Prepared,
+) -> Result<Domain, DomainError> {
     let efi = vmi.spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
     let secure = efi.is_some_and(|efi| efi.persistent == Some(true));
     let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure };
@@ -78,11 +87,12 @@ fn convert_for(vmi: &VirtualMachineInstance, kvm: bool, options: &protocol::VmiO
             allow_emulation: true,
             serial: Path::new("/p/u/virt-serial0"),
             vnc: Path::new("/p/u/virt-vnc"),
+            metrics: Path::new("/p/u/downwardmetrics.sock"),
             usb_redirection: &["/p/u/virt-usbredir-0".into(), "/p/u/virt-usbredir-1".into()],
             nvram: Path::new("/p/nvram/vm_VARS.fd"),
             tpm: Path::new("/p/swtpm.sock"),
             secrets: Path::new("/p/secret"),
-            prepared: &prepared(),
+            prepared,
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
             host_devices: &AllocatedDevices::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
@@ -209,6 +219,43 @@ fn vmis_become_the_recorded_xml() {
     }
 }
 
+/// Ignition, metrics of the node, and devices on the root complex.
+#[test]
+fn annotations_and_metrics_become_the_recorded_xml() {
+    let spec = json!({
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "slow", "downwardMetrics": {}}],
+        "domain": {
+            "memory": {"guest": "128Mi"},
+            "features": {"acpi": {}},
+            "devices": {
+                "downwardMetrics": {}, "rng": {}, "autoattachVSOCK": true,
+                "watchdog": {"name": "dog", "i6300esb": {}},
+                "sound": {"name": "snd", "model": "ich9"},
+                "inputs": [{"name": "v", "type": "tablet", "bus": "virtio"}],
+                "interfaces": [{"name": "default", "masquerade": {}, "tag": "lan"}],
+                "disks": [
+                    {"name": "root", "disk": {"bus": "virtio", "pciAddress": "0000:00:05.0"}, "tag": "os"},
+                    {"name": "slow", "disk": {"bus": "virtio"}},
+                ],
+            },
+        },
+    });
+    let mut vmi = vmi(spec);
+    vmi.status = serde_json::from_value(json!({"VSOCKCID": 5})).unwrap();
+    let key = "kubevirt.io/placePCIDevicesOnRootComplex".to_owned();
+    vmi.metadata.annotations = Some([(key, "true".to_owned())].into());
+    let prepared =
+        Prepared { ignition: Some("/p/ignition-data/data.ign".into()), kernel: None, initrd: None, ..prepared() };
+    let domain = convert_prepared(&vmi, true, &options(), &prepared).unwrap();
+    assert!(!domain.ports.any(), "no device can be plugged in on the root complex");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded/root-complex.xml");
+    if std::env::var_os("RECORD").is_some() {
+        std::fs::write(&path, &domain.xml).unwrap();
+    }
+    assert_eq!(domain.xml, std::fs::read_to_string(&path).unwrap(), "run with RECORD=1 to record anew");
+}
+
 #[test]
 fn without_kvm_emulation_must_be_allowed() {
     let vmi = vmi(with_domain(json!({})));
@@ -220,6 +267,7 @@ fn without_kvm_emulation_must_be_allowed() {
         allow_emulation: false,
         serial: Path::new(""),
         vnc: Path::new(""),
+        metrics: Path::new(""),
         usb_redirection: &[],
         nvram: Path::new(""),
         tpm: Path::new(""),

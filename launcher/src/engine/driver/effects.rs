@@ -101,7 +101,7 @@ impl Driver {
     fn work(&mut self, job: JobName, work: Work) {
         match work {
             Work::Serve(wanted) => {
-                let result = self.services.serve(&self.pod, &wanted);
+                let result = self.services.serve(&self.pod, &wanted, self.domains.subscribe());
                 self.results.push_back(Input::Job(job, JobInput::Served(result)));
             }
             Work::OpenMigration(record, mode) => {

@@ -105,6 +105,7 @@ impl Preparation {
             allow_emulation: self.allow_emulation,
             serial: &paths.serial(&args.uid),
             vnc: &paths.vnc(&args.uid),
+            metrics: &paths.metrics_socket(&args.uid),
             usb_redirection: &usb_redirection,
             nvram: &VmState::variables(vmi, paths),
             tpm: &paths.tpm_socket(),
@@ -188,13 +189,12 @@ impl Preparation {
         }
     }
 
-    /// Writes the tags of interfaces to the cloud-init image. Returns its volume and size if the data source can hold
+    /// Writes the tags of devices to the cloud-init image. Returns its volume and size if the data source can hold
     /// tags.
     pub(super) async fn write_tags(self, definition: String) -> Result<Option<(String, u64)>, RequestError> {
-        in_time("writing the interfaces' tags", move || {
-            let interfaces = domain::tagged_interfaces(&self.wanted.vmi, &definition);
-            storage::write_interface_tags(&self.wanted.vmi, &self.pod.paths, interfaces)
-                .map_err(RequestError::retryable)
+        in_time("writing the tags of devices", move || {
+            let devices = domain::tagged_devices(&self.wanted.vmi, &definition);
+            storage::write_tags(&self.wanted.vmi, &self.pod.paths, devices).map_err(RequestError::retryable)
         })
         .await
     }

@@ -1,12 +1,16 @@
-//! Services beside the domain: DHCP, the serial console, and credentials of the guest.
+//! Services beside the domain: DHCP, the serial console, credentials of the guest, and metrics for it.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use protocol::AccessCredentials;
 use tokio::{sync::watch, task::AbortHandle};
 
-use super::prepare::{Pod, pauses_probes};
+use super::{
+    handle::CurrentDomain,
+    prepare::{Pod, pauses_probes},
+};
 use crate::{
+    downward_metrics,
     engine::model::{RequestError, Wanted},
     guest_agent::{GuestAgent, credentials},
     network,
@@ -22,20 +26,31 @@ pub(super) struct Services {
     /// DHCP servers by interface.
     dhcp: BTreeMap<String, Vec<AbortHandle>>,
     credentials: Option<AbortHandle>,
+    /// The name of the node, for the metrics of the guest.
+    node: watch::Sender<String>,
+    /// Tasks of metrics for the guest.
+    metrics: Vec<AbortHandle>,
     pub(super) credentials_status: watch::Receiver<Option<AccessCredentials>>,
 }
 
 impl Services {
     pub(super) fn new(tasks: Tasks, guest_agent: GuestAgent, consoles: watch::Sender<Option<Console>>) -> Self {
         let credentials_status = watch::channel(None).1;
-        Self { tasks, guest_agent, consoles, dhcp: BTreeMap::new(), credentials: None, credentials_status }
+        let (dhcp, node) = (BTreeMap::new(), watch::channel(String::new()).0);
+        Self { tasks, guest_agent, consoles, dhcp, credentials: None, node, metrics: Vec::new(), credentials_status }
     }
 
     /// Starts the services of a VMI.
-    pub(super) fn serve(&mut self, pod: &Pod, wanted: &Wanted) -> Result<(), RequestError> {
+    pub(super) fn serve(
+        &mut self,
+        pod: &Pod,
+        wanted: &Wanted,
+        domain: watch::Receiver<CurrentDomain>,
+    ) -> Result<(), RequestError> {
         self.serve_addresses(wanted)?;
         self.open_console(pod, wanted);
         self.follow_credentials(pod, wanted);
+        self.serve_metrics(pod, wanted, domain);
         self.guest_agent.pause_probes(pauses_probes(&wanted.vmi));
         Ok(())
     }
@@ -74,8 +89,17 @@ impl Services {
         self.credentials = Some(self.tasks.keep("guest credentials", follow));
     }
 
+    fn serve_metrics(&mut self, pod: &Pod, wanted: &Wanted, domain: watch::Receiver<CurrentDomain>) {
+        let node = wanted.vmi.status.as_ref().and_then(|status| status.node_name.clone());
+        let _ = self.node.send_replace(node.unwrap_or_default());
+        let readers = downward_metrics::Readers::of(&wanted.vmi, &pod.paths, &pod.args.uid);
+        if self.metrics.is_empty() {
+            self.metrics = downward_metrics::serve(readers, domain, self.node.subscribe(), &self.tasks);
+        }
+    }
+
     /// Ends the services.
     pub(super) fn stop(&self) {
-        self.dhcp.values().flatten().chain(&self.credentials).for_each(AbortHandle::abort);
+        self.dhcp.values().flatten().chain(&self.credentials).chain(&self.metrics).for_each(AbortHandle::abort);
     }
 }

@@ -204,9 +204,13 @@ impl Wanted {
         refuse(self.unsupported.of_spec())
     }
 
-    /// Reports tagged interfaces.
-    pub(crate) fn has_tagged_interfaces(&self) -> bool {
-        let mut tags = self.vmi.spec.domain.devices.interfaces.iter().filter_map(|interface| interface.tag.as_deref());
+    /// Reports tagged devices.
+    pub(crate) fn has_tagged_devices(&self) -> bool {
+        let devices = &self.vmi.spec.domain.devices;
+        let of_host = devices.host_devices.iter().map(|device| &device.tag);
+        let of_host = of_host.chain(devices.gpus.iter().map(|gpu| &gpu.tag));
+        let tags = devices.interfaces.iter().map(|interface| &interface.tag);
+        let mut tags = tags.chain(devices.disks.iter().map(|disk| &disk.tag)).chain(of_host).flatten();
         tags.any(|tag| !tag.is_empty())
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     paths::Paths,
     storage::{
         DiskError, DiskSource,
-        cloud_init::{self, CloudInitData, CloudInitVolume, DataSource, TaggedInterface},
+        cloud_init::{self, CloudInitData, CloudInitVolume, DataSource, TaggedDevice},
         image::ImageFormat,
         iso::{self, Files},
     },
@@ -45,18 +45,18 @@ pub(super) fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> 
     volume.cloud_init_config_drive.as_ref().map(|source| common!(DataSource::ConfigDrive, source))
 }
 
-/// Creates the cloud-init image again with the tagged interfaces, whose addresses are known only after the domain is
+/// Creates the cloud-init image again with the tagged devices, whose addresses are known only after the domain is
 /// defined. Returns its volume and size; `None` if the data source cannot hold tags.
-pub(crate) fn write_interface_tags(
+pub(crate) fn write_tags(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
-    interfaces: Vec<TaggedInterface>,
+    devices: Vec<TaggedDevice>,
 ) -> Result<Option<(String, u64)>, DiskError> {
     let disks = &vmi.spec.domain.devices.disks;
     let mut volumes = vmi.spec.volumes.iter().filter(|volume| disks.iter().any(|disk| disk.name == volume.name));
     match volumes.find_map(cloud_init_volume) {
         Some(volume) if volume.source == DataSource::ConfigDrive => {
-            let source = make_cloud_init(&volume, vmi, paths, interfaces)?;
+            let source = make_cloud_init(&volume, vmi, paths, devices)?;
             Ok(Some((volume.name.to_owned(), source.made_size)))
         }
         _ => Ok(None),
@@ -67,9 +67,9 @@ pub(super) fn make_cloud_init(
     volume: &CloudInitVolume<'_>,
     vmi: &VirtualMachineInstance,
     paths: &Paths,
-    interfaces: Vec<TaggedInterface>,
+    devices: Vec<TaggedDevice>,
 ) -> Result<DiskSource, DiskError> {
-    let data = CloudInitData { interfaces, ..cloud_init::collect(volume, vmi, paths)? };
+    let data = CloudInitData { devices, ..cloud_init::collect(volume, vmi, paths)? };
     let files = cloud_init::files(volume.source, vmi, data);
     make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
 }

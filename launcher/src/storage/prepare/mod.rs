@@ -8,26 +8,29 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use api::{
-    VirtualMachineInstance, hotplug,
+    VirtualMachineInstance,
+    constants::annotation,
+    hotplug,
     vmi::{disks::Disk, features::FeatureState, volumes::Volume},
 };
 
-pub(crate) use self::{config_images::write_interface_tags, disk_images::claim_backend};
+pub(crate) use self::{config_images::write_tags, disk_images::claim_backend};
 use self::{
     config_images::{cloud_init_volume, config_files, make_cloud_init, make_iso},
-    disk_images::{
-        NewImage, check_destination, claim_source, container_disk, file_source, filesystem_disk, layer, make_parent,
-    },
+    disk_images::{check_destination, claim_source, container_disk, file_source, filesystem_disk, layer, make_parent},
 };
 use super::{
     Access, Backend, DiskError, DiskSource, check_access,
     claims::{capacity, device_size, disk_size, least_size},
     hotplug::hotplugged_source,
     image::{self, BlockSizes, ImageFormat},
+    metrics_disk,
 };
 use crate::{files::UntrustedDir, paths::Paths};
 
@@ -44,6 +47,8 @@ pub(crate) struct Prepared {
     pub(crate) kernel: Option<PathBuf>,
     /// Initial RAM disk for direct kernel boot.
     pub(crate) initrd: Option<PathBuf>,
+    /// File with the guest's Ignition configuration.
+    pub(crate) ignition: Option<PathBuf>,
 }
 
 /// The cluster's limits for images created in file systems.
@@ -133,7 +138,22 @@ pub(crate) fn prepare(
         prepared.kernel = file(&container.kernel_path).map_err(failed)?;
         prepared.initrd = file(&container.initrd_path).map_err(failed)?;
     }
+    prepared.ignition = write_ignition(vmi, paths)?;
     Ok(prepared)
+}
+
+/// Writes the Ignition configuration of an annotation to a file. The target of a migration has the same file: QEMU opens it
+/// there, too.
+fn write_ignition(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Option<PathBuf>, DiskError> {
+    let data = vmi.metadata.annotations.as_ref().and_then(|all| all.get(annotation::IGNITION_DATA));
+    let Some(data) = data.filter(|data| !data.is_empty()) else { return Ok(None) };
+    let path = paths.ignition();
+    make_parent(&path)?;
+    let open = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
+    match open.and_then(|mut file| file.write_all(data.as_bytes())) {
+        Ok(()) => Ok(Some(path)),
+        Err(source) => Err(DiskError::Write { path, source }),
+    }
 }
 
 /// Reports a volume whose content is copied to another claim.
@@ -213,10 +233,14 @@ fn make(
     }
     if let Some(host) = &volume.host_disk {
         let file = Path::new(&host.path).file_name().and_then(|f| f.to_str()).unwrap_or_default();
-        let create = (host.type_ == "DiskOrCreate").then_some(host.capacity.as_ref()).flatten();
-        let size = create.map(|capacity| disk_size(name, capacity)).transpose()?;
-        let missing = size.map(|size| NewImage { size, least: 0, tolerance });
-        return filesystem_disk(name, &paths.filesystem_volume(name), file, missing, access);
+        // virt-handler has created a missing file: the directory is not the launcher's.
+        return filesystem_disk(name, &paths.filesystem_volume(name), file, None, access);
+    }
+    if volume.downward_metrics.is_some() {
+        let path = paths.metrics_disk();
+        make_parent(&path)?;
+        metrics_disk::create(&path).map_err(|source| DiskError::Write { path: path.clone(), source })?;
+        return Ok(file_source(path, ImageFormat::Raw));
     }
     let (directory, label) = if let Some(v) = &volume.config_map {
         (paths.config_map(name), v.volume_label.as_deref())

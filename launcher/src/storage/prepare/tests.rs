@@ -6,7 +6,7 @@ use super::{
     disk_images::{NewImage, make_raw},
     *,
 };
-use crate::storage::{claims::MEBIBYTE, cloud_init::TaggedInterface, iso::Files};
+use crate::storage::{claims::MEBIBYTE, cloud_init::TaggedDevice, iso::Files};
 
 /// Default settings of a cluster.
 const DEFAULT: Tolerance = Tolerance { lack_percent: 10, reserve: 131_072 };
@@ -209,13 +209,13 @@ fn block_sizes_are_looked_up_where_the_disk_matches_those_of_the_volume() {
 }
 
 #[test]
-fn tags_of_interfaces_are_written_to_a_config_drive_only() {
+fn tags_of_devices_are_written_to_a_config_drive_only() {
     let scratch = Scratch::new("roles");
-    let interface = TaggedInterface { address: "0000:01:00.0".into(), mac: "02::1".into(), tag: "backup".into() };
+    let device = TaggedDevice { kind: "nic", bus: "pci".into(), tags: ["backup".into()], ..TaggedDevice::default() };
     for (kind, tagged) in [("cloudInitConfigDrive", true), ("cloudInitNoCloud", false)] {
         let vmi = vmi(json!({"name": "ci", kind: {"userData": "x"}}));
         let before = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["ci"].made_size;
-        let after = write_interface_tags(&vmi, &scratch.0, vec![interface.clone()]).unwrap();
+        let after = write_tags(&vmi, &scratch.0, vec![device.clone()]).unwrap();
         assert_eq!(after.is_some_and(|(volume, size)| volume == "ci" && size >= before), tagged, "{kind}");
         let image = std::fs::read(scratch.0.cloud_init("ci")).unwrap();
         let has_tag = image.windows(8).any(|text| text == b"\"backup\"");
@@ -230,22 +230,50 @@ fn an_empty_disk_below_one_mebibyte_is_refused() {
     assert!(matches!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start), Err(DiskError::TooSmall(_))));
 }
 
+/// The file is the node's: the launcher neither creates it nor follows a link out of its directory.
 #[test]
-fn cve_2025_64324_a_host_disk_is_made_only_where_nothing_is() {
+fn cve_2025_64324_a_host_disk_is_a_file_that_exists_in_its_directory() {
     let scratch = Scratch::new("cve-2025-64324");
     std::fs::write(scratch.1.join("secret"), "kept").unwrap();
     let directory = scratch.1.join("private/vmi-disks/data");
     let source = json!({"path": "/data/disk.img", "type": "DiskOrCreate", "capacity": "4Mi"});
     let vmi = vmi(json!({"name": "data", "hostDisk": source}));
-    // A link out of the directory to a file, to nothing, and a link to nothing within.
+    let prepare = || prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start);
+    assert!(matches!(prepare(), Err(DiskError::File { .. })));
     for target in ["../../../secret", "../../../absent", "gone"] {
         std::os::unix::fs::symlink(target, directory.join("disk.img")).unwrap();
-        let made = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start);
-        assert!(matches!(made, Err(DiskError::File { .. } | DiskError::Write { .. })), "{target}: {made:?}");
+        let made = prepare();
+        assert!(matches!(made, Err(DiskError::File { .. })), "{target}: {made:?}");
         std::fs::remove_file(directory.join("disk.img")).unwrap();
     }
     assert_eq!(std::fs::read(scratch.1.join("secret")).unwrap(), b"kept");
     assert!(!scratch.1.join("absent").exists() && !directory.join("gone").exists());
+    std::fs::write(directory.join("disk.img"), [0; 1024]).unwrap();
+    let Backend::File { path, format } = &prepare().unwrap().sources["data"].backend else { panic!() };
+    assert_eq!((path, *format), (&directory.join("disk.img"), ImageFormat::Raw));
+}
+
+#[test]
+fn ignition_data_of_an_annotation_is_written_to_a_file() {
+    let scratch = Scratch::new("ignition");
+    let mut vmi = vmi(json!({"name": "e", "emptyDisk": {"capacity": "2Mi"}}));
+    for (data, written) in [(None, None), (Some(""), None), (Some("{\"ignition\": {}}"), Some("{\"ignition\": {}}"))] {
+        let key = "kubevirt.io/ignitiondata".to_owned();
+        vmi.metadata.annotations = data.map(|data| [(key, data.to_owned())].into());
+        let path = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap().ignition;
+        assert_eq!(path.map(|path| std::fs::read_to_string(path).unwrap()).as_deref(), written);
+    }
+}
+
+#[test]
+fn the_disk_with_metrics_is_made_for_its_volume() {
+    let scratch = Scratch::new("metrics");
+    let vmi = vmi(json!({"name": "m", "downwardMetrics": {}}));
+    let Backend::File { path, .. } = &prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["m"].backend
+    else {
+        panic!()
+    };
+    assert_eq!((path, std::fs::metadata(path).unwrap().len()), (&scratch.0.metrics_disk(), 262_144));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::{
     dump,
     effect::Effect,
     event::Event,
+    host_disks::CreateHostDisks,
     migration,
     observed::{CONNECT, Link, NETWORK, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
@@ -259,7 +260,10 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if let Some(at) = sync_at
         && decision.due(at.max(retry_at), now)
     {
-        decision.call(Sync::of(observed));
+        match CreateHostDisks::of(observed) {
+            Some(first) => decision.call(first),
+            None => decision.call(Sync::of(observed)),
+        }
     }
 }
 

@@ -131,6 +131,8 @@ pub(super) struct Observed {
     pub(super) reported: bool,
     /// The pod's network as last set up. Outlives the connection.
     pub(super) network: Option<Arc<PodNetwork>>,
+    /// Connection over which the files of host disks were last created.
+    pub(super) host_disks: Option<u64>,
     /// Hot-plugged volumes of the launcher; `None` until they are observed over the present connection.
     pub(super) volumes: Option<LauncherVolumes>,
     /// The last failed call, if it is retried.
@@ -248,6 +250,7 @@ impl Observed {
             report: None,
             reported: false,
             network: None,
+            host_disks: None,
             volumes: None,
             failure: None,
             short_connections: 0,

@@ -154,6 +154,10 @@ impl Host for FakeHost {
         Ok(Volumes { mounted: mounted.clone(), ..Volumes::default() })
     }
 
+    async fn create_host_disks(&self, _: &Arc<Peer>, _: &VirtualMachineInstance) -> Result<Vec<String>, PodError> {
+        Ok(Vec::new())
+    }
+
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
         Some(([10, 0, 0, 2].into(), 8188))
     }

@@ -51,7 +51,7 @@ enum Step {
         /// Start without running the guest.
         paused: bool,
     },
-    /// Writes the tags of interfaces.
+    /// Writes the tags of devices.
     Tagging {
         /// Start without running the guest.
         paused: bool,
@@ -123,7 +123,7 @@ impl Start {
     }
 
     fn on_defined(self, base: &mut Base, paused: bool) -> Self {
-        if !self.wanted.has_tagged_interfaces() {
+        if !self.wanted.has_tagged_devices() {
             return self.create(base, paused);
         }
         base.work_for(Self::NAME, Work::WriteTags(self.wanted.clone()));
