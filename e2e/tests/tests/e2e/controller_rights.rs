@@ -35,6 +35,10 @@ const REFUSED_PODS: &[(&str, Change)] = &[
     ("directory of the node", |pod| {
         push(&mut pod["spec"]["volumes"], json!({"name": "host", "hostPath": {"path": "/"}}));
     }),
+    ("directory of the node for a disk, without its feature gate", |pod| {
+        let directory = json!({"path": "/srv", "type": "Directory"});
+        push(&mut pod["spec"]["volumes"], json!({"name": "host", "hostPath": directory}));
+    }),
     ("no owner", |pod| pod["metadata"]["ownerReferences"] = json!([])),
     ("owner of another kind", |pod| {
         pod["metadata"]["ownerReferences"][0]["apiVersion"] = json!("apps/v1");
