@@ -39,6 +39,7 @@ pub mod subresources;
 pub mod tls;
 pub mod traceparent;
 pub mod tsc;
+pub mod virtiofs;
 pub mod vm;
 pub mod vmi;
 pub mod vsock;

@@ -32,6 +32,8 @@ pub const EXEC_PROBE: i64 = 10 * MI;
 pub const FIRST_EXEC_PROBE: i64 = 100 * MI;
 /// Firmware and bounce buffers of encrypted guests.
 pub const SEV: i64 = 256 * MI;
+/// virtiofsd of each file system: its code, and what it keeps of open files. A benchmark checks that an idle one has 6 MiB.
+pub const VIRTIOFSD: i64 = 16 * MI;
 /// The TPM emulator: about 8 MiB, and the programs that make a new TPM before the guest runs.
 pub const TPM: i64 = 16 * MI;
 /// Reserve of pods whose limits equal their requests, which cannot exceed them.
@@ -76,6 +78,7 @@ pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: 
     if persistent_state::has_tpm(spec) {
         sum += TPM;
     }
+    sum = sum.saturating_add(i64::try_from(devices.filesystems.len()).unwrap_or(i64::MAX).saturating_mul(VIRTIOFSD));
     let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
     if guaranteed || dedicated {
         sum += GUARANTEED;
@@ -137,6 +140,12 @@ mod tests {
         assert_eq!(overhead(cpu), 158 + 3 * 8);
         let memory = json!({"devices": {}, "resources": {"requests": {"memory": "1Gi"}}});
         assert_eq!(overhead(memory), 158 + 2);
+    }
+
+    #[test]
+    fn each_file_system_counts() {
+        let filesystems = json!([{"name": "a", "virtiofs": {}}, {"name": "b", "virtiofs": {}}]);
+        assert_eq!(overhead(json!({"devices": {"filesystems": filesystems}})), 158 + 2 * 16);
     }
 
     #[test]

@@ -93,6 +93,7 @@ fn service(name: &str) -> Option<Service> {
                 "ovmf",
                 "tzdata",
                 "tzdata-legacy",
+                "virtiofsd",
                 // For the debug variant; from one root, so that it shares the layers of the plain image.
                 "bash",
                 "busybox-static",
@@ -147,6 +148,8 @@ const LAUNCHER_FILES: &[&str] = &[
     // QEMU for this architecture, its modules without desktop dependencies, and the firmware for guests.
     "usr/bin/qemu-system-x86_64",
     "usr/bin/qemu-img",
+    // Serves directories to guests.
+    "usr/libexec/virtiofsd",
     "usr/lib/x86_64-linux-gnu/qemu/hw-display-virtio-*.so",
     "usr/lib/x86_64-linux-gnu/qemu/hw-uefi-vars.so",
     "usr/lib/x86_64-linux-gnu/qemu/hw-usb-host.so",

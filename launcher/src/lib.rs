@@ -2,7 +2,7 @@
 //!
 //! * `engine` owns the domain: one task makes every change. Start here.
 //! * `domain` renders a VirtualMachineInstance as libvirt's XML, parses XML and compares domains; pure.
-//! * `storage` prepares the disks: overlays, empty disks, cloud-init images.
+//! * `storage` prepares the disks: overlays, empty disks, cloud-init images. `virtiofs` serves directories to the guest.
 //! * [`hypervisor`] holds the traits under the engine, and libvirt behind them (the only unsafe code) with its daemon and a
 //!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
@@ -35,5 +35,6 @@ mod socket;
 mod storage;
 mod streaming;
 mod tasks;
+mod virtiofs;
 mod vm_state;
 pub mod worker;

@@ -234,6 +234,16 @@ impl Paths {
         self.private.join("downwardapi").join(volume)
     }
 
+    /// Directory of the token of a service account.
+    pub fn service_account(&self) -> PathBuf {
+        "/var/run/secrets/kubernetes.io/serviceaccount".into()
+    }
+
+    /// Directory of the sockets of virtiofsd.
+    pub fn virtiofs(&self) -> PathBuf {
+        self.private.join("virtiofs")
+    }
+
     /// Accepts a name that is one plain path component, so that it cannot leave the launcher's directories.
     pub fn is_single_component(name: &str) -> bool {
         let mut components = Path::new(name).components();

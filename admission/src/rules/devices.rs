@@ -2,7 +2,7 @@
 
 use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
 
-use super::{gates, launch_security};
+use super::{file_systems, gates, launch_security};
 use crate::context::{FieldErrors, accepted};
 
 /// Validates input devices.
@@ -113,14 +113,7 @@ pub(super) fn validate(
     if devices.downward_metrics.is_some() {
         gates::are_on("domain.devices.downwardMetrics", path("downwardMetrics"), config, errors);
     }
-    for filesystem in &devices.filesystems {
-        let claim = spec.volumes.iter().any(|volume| {
-            volume.name == filesystem.name && (volume.persistent_volume_claim.is_some() || volume.data_volume.is_some())
-        });
-        if claim {
-            gates::are_on("domain.devices.filesystems[]", path("filesystems"), config, errors);
-        }
-    }
+    file_systems::validate(root, spec, config, errors);
     if devices.video.is_some() && devices.autoattach_graphics_device == Some(false) {
         errors.invalid(
             format!("{root}.video"),

@@ -39,7 +39,7 @@ mod tests {
             ("domain.devices.autoattachVSOCK", FeatureGate::Vsock),
             ("domain.devices.disks[].cdrom.bus", FeatureGate::DeclarativeHotplugVolumes),
             ("domain.devices.downwardMetrics", FeatureGate::DownwardMetrics),
-            ("domain.devices.filesystems[]", FeatureGate::EnableVirtioFsStorageVolumes),
+            ("domain.devices.filesystems[].name", FeatureGate::EnableVirtioFsStorageVolumes),
             ("domain.devices.gpus[].claimName", FeatureGate::GPUsWithDRA),
             ("domain.devices.hostDevices[].claimName", FeatureGate::HostDevicesWithDRA),
             ("domain.devices.hostDevices[].name", FeatureGate::HostDevices),

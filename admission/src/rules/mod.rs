@@ -13,6 +13,7 @@ pub(crate) mod devices;
 pub(crate) mod disks;
 pub(crate) mod dns;
 pub(crate) mod dra;
+mod file_systems;
 pub(crate) mod firmware;
 mod gates;
 pub(crate) mod grace;

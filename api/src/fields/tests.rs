@@ -79,7 +79,7 @@ fn refused_uses_are_named_with_their_items() {
     let spec = json!({
         "domain": {"devices": {
             "gpus": [{"name": "a"}, {"name": "b", "requestName": "r"}],
-            "filesystems": [{"name": "f"}],
+            "disks": [{"name": "d", "changedBlockTracking": true}],
             "interfaces": [{"sriov": {}}],
         }, "cpu": {"dedicatedCpuPlacement": true}},
         "volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitNoCloud": {}}],
@@ -87,13 +87,13 @@ fn refused_uses_are_named_with_their_items() {
     let names = |found: Vec<(String, &'static str)>| found.into_iter().map(|(path, _)| path).collect::<Vec<_>>();
     let all = [
         "domain.cpu.dedicatedCpuPlacement",
-        "domain.devices.filesystems[0]",
+        "domain.devices.disks[0].changedBlockTracking",
         "domain.devices.gpus[1].claimName",
         "domain.devices.interfaces[0].sriov",
         "volumes[1]",
     ];
     assert_eq!(names(refused(&spec)), all);
-    assert_eq!(names(refused_by_pod(&spec)), ["domain.devices.filesystems[0]", "domain.devices.interfaces[0].sriov"]);
+    assert_eq!(names(refused_by_pod(&spec)), ["domain.devices.disks[0].changedBlockTracking", "domain.devices.interfaces[0].sriov"]);
     assert!(refused(&json!({"domain": {"devices": {"tpm": {"persistent": true}, "gpus": null}}})).is_empty());
 }
 

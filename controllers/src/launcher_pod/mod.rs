@@ -23,6 +23,7 @@ use api::{
     constants::{annotation::HOOK_SIDECARS, condition},
     fields,
     quantity::QuantityError,
+    virtiofs,
 };
 use k8s_openapi::api::core::v1::{
     LocalObjectReference, Pod, PodReadinessGate, PodResourceClaim, PodSecurityContext, PodSpec, SELinuxOptions,
@@ -199,6 +200,9 @@ pub(crate) fn grace_of_pod(instance: &VirtualMachineInstance) -> i64 {
 fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderError> {
     if annotation(instance, HOOK_SIDECARS).is_some() {
         return Err(RenderError::Unsupported(format!("annotation {HOOK_SIDECARS}")));
+    }
+    if let Some(name) = virtiofs::unshareable(&instance.spec) {
+        return Err(RenderError::Unsupported(format!("file system {name} without a volume that can be shared")));
     }
     let refused = fields::refused_by_pod(&instance.spec).into_iter().next();
     refused.map_or(Ok(()), |(path, _)| Err(RenderError::Unsupported(format!("spec.{path}"))))

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use api::{
     FeatureGate, VirtualMachineInstance, hotplug,
     persistent_state::{self, DIRECTORY, POD_VOLUME},
+    virtiofs,
     vmi::volumes::{HostDisk, Volume as VmiVolume},
 };
 use k8s_openapi::{
@@ -73,9 +74,11 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
         // virt-handler attaches mounts in the container itself, so that none is propagated from the node.
         mounts.empty_dir(hotplug::POD_VOLUME, hotplug::DIRECTORY, None);
     }
-    let disks: BTreeSet<&str> = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str()).collect();
+    let disks = spec.domain.devices.disks.iter().map(|disk| disk.name.as_str());
+    let filesystems = spec.domain.devices.filesystems.iter().map(|filesystem| filesystem.name.as_str());
+    let used: BTreeSet<&str> = disks.chain(filesystems).collect();
     for volume in spec.volumes.iter().filter(|volume| !hotplug::is_hotplugged(inputs.instance, volume)) {
-        vmi_volume(inputs, &mut mounts, volume, disks.contains(volume.name.as_str()))?;
+        vmi_volume(inputs, &mut mounts, volume, used.contains(volume.name.as_str()))?;
     }
     if persistent_state::is_kept(spec) {
         let state = inputs.state.ok_or(RenderError::NoStateClaim)?;
@@ -99,7 +102,7 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     Ok(mounts)
 }
 
-fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_disk: bool) -> Result<(), RenderError> {
+fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, is_used: bool) -> Result<(), RenderError> {
     let name = &volume.name;
     if let Some(disk) = &volume.container_disk {
         let path = format!("/var/run/kubevirt-image-volume/{name}");
@@ -108,19 +111,19 @@ fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, has_
         mount_claim(inputs, mounts, name, claim, read_only)?;
     } else if let Some(source) = &volume.secret {
         mounts.volumes.push(secret(name, source.secret_name.clone(), source.optional));
-        if has_disk {
+        if is_used {
             mounts.mount(name, &format!("/var/run/kubevirt-private/secret/{name}"), true);
         }
     } else if let Some(source) = &volume.config_map {
         mounts.volumes.push(config_map(name, &source.name, source.optional));
-        if has_disk {
+        if is_used {
             mounts.mount(name, &format!("/var/run/kubevirt-private/config-map/{name}"), true);
         }
     } else if let Some(source) = &volume.downward_api {
         let items = Some(source.fields.clone());
         let source = DownwardAPIVolumeSource { items, ..DownwardAPIVolumeSource::default() };
         mounts.volumes.push(Volume { downward_api: Some(source), ..pod_parts::volume(name) });
-        if has_disk {
+        if is_used {
             mounts.mount(name, &format!("/var/run/kubevirt-private/downwardapi/{name}"), true);
         }
     } else if let Some(source) = &volume.sysprep {
@@ -158,6 +161,9 @@ fn mount_claim(
     let known = inputs.claims.get(claim).ok_or_else(|| RenderError::ClaimNotFound(claim.to_owned()))?;
     mounts.volumes.push(pod_parts::claim(name, claim, read_only));
     if known.block {
+        if virtiofs::is_shared(&inputs.instance.spec, name) {
+            return Err(RenderError::Unsupported(format!("file system {name} of a block device")));
+        }
         mounts.devices.push(pod_parts::device(name, &format!("/dev/{name}")));
         return Ok(());
     }

@@ -28,7 +28,11 @@ pub(super) fn best_policy<'a>(
 /// Returns the settings in effect for a VMI.
 pub(super) fn settings(observed: &Observed, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
     let policy = best_policy(&observed.policies, vmi, &observed.namespace);
-    options(&observed.config, policy.map(|policy| &policy.spec))
+    let options = options(&observed.config, policy.map(|policy| &policy.spec));
+    // virtiofsd does not support post-copy: QEMU would refuse the migration.
+    let is_served = !vmi.spec.domain.devices.filesystems.is_empty();
+    let allow_post_copy = options.allow_post_copy.map(|allowed| allowed && !is_served);
+    MigrationConfigurationOptions { allow_post_copy, ..options }
 }
 
 /// Returns the settings of the cluster, changed by a policy.

@@ -10,6 +10,7 @@ mod devices;
 pub(crate) mod diff;
 mod disks;
 mod features;
+mod file_systems;
 mod firmware;
 mod host_devices;
 mod network;
@@ -139,6 +140,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) tpm: &'a Path,
     /// Directory of mounted secrets.
     pub(crate) secrets: &'a Path,
+    /// Directory of the sockets of virtiofsd.
+    pub(crate) virtiofs: &'a Path,
     /// Images.
     pub(crate) prepared: &'a Prepared,
     /// UEFI firmware, if the VMI uses it and it was found.
@@ -203,17 +206,11 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     let uuid = spec.firmware.as_ref().and_then(|firmware| given(&firmware.uuid));
     // Memory grows by one device of type virtio-mem, which needs no slot.
     let grown = |most: u64| Element::new("maxMemory").with("unit", "b").with("slots", "0").text(most.to_string());
-    let has_huge_pages = spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
-    let huge_pages = || {
-        Element::new("memoryBacking")
-            .child(Element::new("hugepages"))
-            .child(Element::new("source").with("type", "memfd"))
-    };
     domain = domain
         .children(uuid.map(|uuid| Element::new("uuid").text(uuid)))
         .children(most_memory.map(grown))
         .child(Element::new("memory").with("unit", "b").text(memory.to_string()))
-        .children(has_huge_pages.then(huge_pages))
+        .children(file_systems::memory_backing(vmi))
         .child(cpu::vcpu(spec))
         .children(threads.element())
         .child(firmware::os(vmi, env)?)
@@ -232,6 +229,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     let mut devices = interfaces;
     devices.extend(devices::devices(vmi, env, scsi_driver)?);
     devices.extend(host_devices::host_devices(vmi, env.host_devices)?);
+    devices.extend(file_systems::file_systems(vmi, env));
     devices.extend(disks.elements);
     let ports = ports::free_ports(vmi, memory, count, &devices)?;
     devices.splice(count..count, ports::placeholders(vmi, ports.placeholders));

@@ -57,7 +57,7 @@ impl Element {
     /// Reports a device that occupies a PCI slot, as the reference counts them.
     pub(crate) fn is_on_pci(&self) -> bool {
         match self.name {
-            "interface" | "watchdog" | "rng" => true,
+            "filesystem" | "interface" | "watchdog" | "rng" => true,
             "controller" => self.attribute("type") != Some("pci"),
             "memballoon" => self.attribute("model") != Some("none"),
             "hostdev" => self.attribute("type") == Some("pci"),

@@ -4,6 +4,7 @@ use api::{
     VirtualMachineInstance,
     constants::reason::NOT_MIGRATABLE,
     tsc::{self, Need},
+    virtiofs,
 };
 use protocol::features::Feature;
 
@@ -81,6 +82,7 @@ pub(super) fn method(vmi: &VirtualMachineInstance) -> &'static str {
         volume.persistent_volume_claim.is_none()
             && volume.data_volume.is_none()
             && !volume.host_disk.as_ref().is_some_and(|disk| disk.shared.unwrap_or(false))
+            && !virtiofs::is_shared(&vmi.spec, &volume.name)
             && !is_read_only_cdrom(vmi, &volume.name)
     });
     if moved || local { "BlockMigration" } else { "LiveMigration" }

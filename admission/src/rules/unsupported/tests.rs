@@ -73,7 +73,6 @@ fn each_entry_names_its_field() {
             "domain.devices.gpus[0].virtualGPUOptions.display",
         ),
         (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims[0]"),
-        (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems[0]"),
         (disk(json!({"name": "root", "lun": {"reservation": true}})), "domain.devices.disks[0].lun.reservation"),
         (disk(json!({"name": "root", "changedBlockTracking": true})), "domain.devices.disks[0].changedBlockTracking"),
         (interface(json!({"name": "default", "sriov": {}})), "domain.devices.interfaces[0].sriov"),

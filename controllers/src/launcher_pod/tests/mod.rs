@@ -156,6 +156,9 @@ fn features_without_support_are_refused_not_ignored() {
     for change in [
         json!({"domain": {"devices": {"filesystems": [{"name": "f", "virtiofs": {}}]}}}),
         json!({"domain": {"devices": {"interfaces": [{"name": "default", "sriov": {}}]}}}),
+        json!({"domain": {"devices": {"filesystems": [{"name": "cd", "virtiofs": {}}]}}}),
+        json!({"domain": {"devices": {"filesystems": [{"name": "raw", "virtiofs": {}}]}},
+            "volumes": [{"name": "raw", "persistentVolumeClaim": {"claimName": "raw"}}]}),
     ] {
         let refused = rendered_with(merged(small(), &change), &ClusterConfig::default(), NamespaceLimits::default());
         assert!(matches!(refused, Err(RenderError::Unsupported(_))), "{change}");

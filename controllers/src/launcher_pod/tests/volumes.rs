@@ -80,6 +80,38 @@ fn merged_into(mut object: Value, more: Value) -> Value {
 }
 
 #[test]
+fn shared_directories_are_mounted_as_those_of_disks() {
+    let volumes = json!([
+        {"name": "map", "configMap": {"name": "c"}},
+        {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "down", "downwardAPI": {}},
+        {"name": "account", "serviceAccount": {"serviceAccountName": "a"}},
+        {"name": "claim", "persistentVolumeClaim": {"claimName": "shared"}},
+        {"name": "fixed", "persistentVolumeClaim": {"claimName": "shared", "readOnly": true}},
+        {"name": "data", "dataVolume": {"name": "shared"}},
+    ]);
+    let names = volumes.as_array().unwrap().iter().map(|volume| json!({"name": volume["name"], "virtiofs": {}}));
+    let filesystems: Vec<Value> = names.collect();
+    let pod =
+        rendered(merged(small(), &json!({"domain": {"devices": {"filesystems": filesystems}}, "volumes": volumes})));
+    let containers = pod["spec"]["containers"].as_array().unwrap();
+    assert_eq!((containers.len(), &pod["spec"]["automountServiceAccountToken"]), (1, &json!(true)));
+    let mounts = containers[0]["volumeMounts"].as_array().unwrap();
+    for (name, directory, read_only) in [
+        ("map", "config-map/map", true),
+        ("secret", "secret/secret", true),
+        ("down", "downwardapi/down", true),
+        ("claim", "vmi-disks/claim", false),
+        ("fixed", "vmi-disks/fixed", true),
+        ("data", "vmi-disks/data", false),
+    ] {
+        let mount = mounts.iter().find(|mount| mount["name"] == name).unwrap();
+        assert_eq!(mount["mountPath"], format!("/var/run/kubevirt-private/{directory}"));
+        assert_eq!(mount["readOnly"].as_bool().unwrap_or_default(), read_only, "{name}");
+    }
+}
+
+#[test]
 fn kernel_boot_image_is_mounted_and_its_pull_secret_used_once() {
     let kernel = json!({
         "domain": {"firmware": {"kernelBoot": {"container": {

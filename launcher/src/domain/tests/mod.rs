@@ -92,6 +92,7 @@ fn convert_prepared(
             nvram: Path::new("/p/nvram/vm_VARS.fd"),
             tpm: Path::new("/p/swtpm.sock"),
             secrets: Path::new("/p/secret"),
+            virtiofs: Path::new("/p/virtiofs"),
             prepared,
             uefi: Some(&uefi),
             zones: Path::new("/p/zoneinfo"),
@@ -204,11 +205,16 @@ fn vmis_become_the_recorded_xml() {
         "networks": [{"name": "default", "pod": {}}],
         "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
+    let shared = json!({"domain": {"memory": {"guest": "128Mi", "maxGuest": "1Gi"}, "features": {"acpi": {}},
+            "devices": {"filesystems": [{"name": "data", "virtiofs": {}}, {"name": "settings", "virtiofs": {}}]}},
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "settings", "configMap": {"name": "c"}}]});
     for (name, spec, kvm) in [
         ("plain", &plain, true),
         ("plain-emulated", &plain, false),
         ("full", &full(), true),
         ("windows", &windows(), true),
+        ("shared", &shared, false),
     ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
         let path = directory.join(format!("{name}.xml"));
@@ -272,6 +278,7 @@ fn without_kvm_emulation_must_be_allowed() {
         nvram: Path::new(""),
         tpm: Path::new(""),
         secrets: Path::new(""),
+        virtiofs: Path::new(""),
         prepared: &prepared,
         uefi: None,
         zones: Path::new(""),

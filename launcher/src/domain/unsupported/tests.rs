@@ -125,7 +125,6 @@ fn each_unsupported_field_is_named() {
             "domain.devices.gpus[0].virtualGPUOptions.display",
         ),
         (json!({"resourceClaims": [{"name": "r"}]}), "resourceClaims"),
-        (devices(json!({"filesystems": [{"name": "f", "virtiofs": {}}]})), "domain.devices.filesystems"),
         (devices(json!({"watchdog": {"name": "w", "diag288": {}}})), "domain.devices.watchdog.diag288"),
         (devices(json!({"autoattachInputDevice": true})), "domain.devices.autoattachInputDevice"),
         (devices(json!({"autoattachPodInterface": true})), "domain.devices.autoattachPodInterface"),

@@ -20,6 +20,7 @@ use crate::{
     paths::Paths,
     storage::{self, Access, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
     streaming::USB_CHANNELS,
+    virtiofs,
     vm_state::VmState,
 };
 
@@ -63,18 +64,24 @@ impl Preparation {
 
     /// Prepares the disks and renders the domain's XML.
     pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
+        self.serve_file_systems().await?;
         in_time("preparing the disks", move || self.domain_blocking(Purpose::Start, None).map(Box::new)).await
     }
 
     /// Prepares the disks of a domain that arrives from another launcher and renders its XML. The XML is not used: libvirt gets
     /// that of the source.
     pub(super) async fn target(self, migration: String) -> Result<Box<Domain>, RequestError> {
+        self.serve_file_systems().await?;
         in_time("preparing the disks", move || {
             let domain = self.domain_blocking(Purpose::MigrationTarget, Some(&migration))?;
             storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
             Ok(Box::new(domain))
         })
         .await
+    }
+
+    async fn serve_file_systems(&self) -> Result<(), RequestError> {
+        virtiofs::serve(&self.wanted.vmi, &self.pod.paths).await.map_err(RequestError::retryable)
     }
 
     fn domain_blocking(&self, purpose: Purpose, migration: Option<&str>) -> Result<Domain, RequestError> {
@@ -110,6 +117,7 @@ impl Preparation {
             nvram: &VmState::variables(vmi, paths),
             tpm: &paths.tpm_socket(),
             secrets: &paths.private.join("secret"),
+            virtiofs: &paths.virtiofs(),
             prepared,
             uefi: uefi.as_ref(),
             zones: Path::new(ZONES),

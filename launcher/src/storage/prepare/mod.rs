@@ -249,7 +249,7 @@ fn make(
     } else if let Some(v) = &volume.downward_api {
         (paths.downward_api(name), v.volume_label.as_deref())
     } else if volume.service_account.is_some() {
-        (PathBuf::from("/var/run/secrets/kubernetes.io/serviceaccount"), None)
+        (paths.service_account(), None)
     } else if volume.sysprep.is_some() {
         (paths.private.join("sysprep").join(name), Some("unattendCD"))
     } else {
