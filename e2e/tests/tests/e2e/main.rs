@@ -91,6 +91,7 @@ mod traces;
 mod usb;
 mod utility_volumes;
 mod virt_handlers;
+mod virtiofs;
 mod vm_node;
 mod volume_migration;
 mod web_console;
