@@ -546,7 +546,7 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, format!("{kubevirt}/virtualmachines"), foreign_vm, Some("vm-creation")),
-                (Method::POST, claims.clone(), claim, Some("claim-creation")),
+                (Method::POST, claims.clone(), claim.clone(), Some("claim-creation")),
                 (Method::POST, claims.clone(), state_of("VirtualMachine"), None),
                 (Method::POST, claims.clone(), state_of("VirtualMachinePool"), Some("claim-creation")),
                 // Nothing of a user becomes the state of a VM, or is deleted as such.
