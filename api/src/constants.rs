@@ -193,6 +193,8 @@ pub mod annotation {
     pub const STORAGE_OBSERVED_API_VERSION: &str = "kubevirt.io/storage-observed-api-version";
     /// Generation of the VM that a VMI was created from.
     pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
+    /// The CPUs of a VMI with an isolated emulator are even in number. Set on a VMI, or on the `KubeVirt` object for new VMIs.
+    pub const EMULATOR_THREAD_COMPLETE_TO_EVEN_PARITY: &str = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity";
     /// Version of the guest's PCI address layout.
     pub const PCI_TOPOLOGY_VERSION: &str = "kubevirt.io/pci-topology-version";
     /// Value of [`PCI_TOPOLOGY_VERSION`] for new VMIs.

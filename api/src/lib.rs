@@ -12,6 +12,7 @@ pub mod condition;
 pub mod config;
 pub mod constants;
 pub mod crds;
+pub mod dedicated;
 pub mod duration;
 pub mod enums;
 pub mod export;

@@ -9,6 +9,7 @@
 //! * `vm_state` holds the state of the VMI beside its disks: TPM and UEFI variables.
 //! * `downward_metrics` gives the guest metrics of its node and domain.
 //! * `migration` passes on the connections of a live migration between two pods.
+//! * `host_cpus` reads the CPUs of the pod, and keeps the launcher's own threads away from those of vCPUs.
 //! * `network` serves DHCP to the guest; `streaming` serves the serial console, VNC, USB redirection and screenshots.
 //! * `server` answers virt-handler, `socket` opens the sockets that it connects to; [`worker`] connects all of it; `tasks` are
 //!   those that must not end.
@@ -23,6 +24,7 @@ mod files;
 pub mod find_migrated;
 pub mod freezer;
 mod guest_agent;
+mod host_cpus;
 pub mod hold_volumes;
 pub mod hypervisor;
 mod migration;

@@ -23,6 +23,8 @@ pub struct Paths {
     pub vm_state: PathBuf,
     /// Devices.
     pub dev: PathBuf,
+    /// The kernel's description of the host, with the control groups of the container.
+    pub sys: PathBuf,
 }
 
 impl Default for Paths {
@@ -37,6 +39,7 @@ impl Default for Paths {
             hotplug_disks: api::hotplug::DIRECTORY.into(),
             vm_state: api::persistent_state::DIRECTORY.into(),
             dev: "/dev".into(),
+            sys: "/sys".into(),
         }
     }
 }

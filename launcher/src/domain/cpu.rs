@@ -1,8 +1,13 @@
 //! CPUs.
 
-use api::{quantity, vmi::domain::DomainSpec};
+use api::{VirtualMachineInstance, dedicated, quantity, vmi::domain::DomainSpec};
 
-use super::{DomainError, check, xml::Element};
+use super::{
+    DomainError, check,
+    disks::IoThreads,
+    pinning::{self, Demand, HostCpus, Pinning, PinningError},
+    xml::Element,
+};
 
 /// Returns the number of vCPUs.
 pub(super) fn vcpus(spec: &DomainSpec) -> u32 {
@@ -26,6 +31,29 @@ pub(super) fn vcpu(spec: &DomainSpec) -> Element {
     let (present, most) = (vcpus(spec), most_vcpus(spec));
     let element = Element::new("vcpu").with("placement", "static");
     if present == most { element } else { element.with("current", present.to_string()) }.text(most.to_string())
+}
+
+/// Assigns the CPUs of the pod to the threads of a VMI with dedicated CPUs. vCPUs that can be plugged later have none: they come with
+/// another pod, after a migration.
+pub(super) fn pinning(
+    vmi: &VirtualMachineInstance,
+    cpus: Option<&HostCpus>,
+    io_threads: &IoThreads,
+) -> Result<Option<Pinning>, PinningError> {
+    let Some(needed) = dedicated::cpus(vmi) else { return Ok(None) };
+    let cpus = cpus.ok_or(PinningError::Unreported)?;
+    let (sockets, cores, threads) = topology(&vmi.spec.domain);
+    let numa = vmi.spec.domain.cpu.as_ref().and_then(|cpu| cpu.numa.as_ref());
+    let (pool, shared) = io_threads.own_and_shared();
+    let demand = Demand {
+        cores: sockets.saturating_mul(cores),
+        threads,
+        pool,
+        shared,
+        emulator: needed.emulator,
+        strict: numa.is_some_and(|numa| numa.guest_mapping_passthrough.is_some()),
+    };
+    pinning::assign(cpus, &demand).map(Some)
 }
 
 /// Returns sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.

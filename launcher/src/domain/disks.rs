@@ -41,6 +41,11 @@ impl IoThreads {
         (self.total > 0).then(|| Element::new("iothreads").text(self.total.to_string()))
     }
 
+    /// Returns the numbers of threads with a CPU of their own, if CPUs are dedicated, and of others.
+    pub(super) fn own_and_shared(&self) -> (u32, u32) {
+        if self.pool { (self.total, 0) } else { (0, self.total) }
+    }
+
     /// Returns the next shared thread, round-robin.
     fn after(&self, thread: u32) -> u32 {
         thread % self.shared.max(1) + 1
@@ -60,7 +65,9 @@ pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
         Some("auto") => {
             let cpus = spec.resources.requests.get("cpu").or_else(|| spec.resources.limits.get("cpu"));
             let cpus = cpus.and_then(|q| quantity::units(q).ok()).and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
-            let limit = cpus.max(1).saturating_mul(2);
+            // All of them share the CPU of an isolated emulator.
+            let is_isolated = spec.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement && cpu.isolate_emulator_thread);
+            let limit = if is_isolated { 1 } else { cpus.max(1).saturating_mul(2) };
             let plain = disks.saturating_sub(dedicated);
             let shared =
                 if plain.saturating_add(dedicated) > limit { limit.saturating_sub(dedicated).max(1) } else { plain };

@@ -4,7 +4,10 @@ use std::path::{Component, Path};
 
 use api::{
     VirtualMachineInstance, tsc,
-    vmi::features::{FeatureHyperv, FeatureState},
+    vmi::{
+        cpu::Cpu,
+        features::{FeatureHyperv, FeatureState},
+    },
 };
 
 use super::{DomainError, given, on_off, xml::Element, yes_no};
@@ -13,26 +16,38 @@ fn is_on(enabled: Option<bool>) -> bool {
     enabled.unwrap_or(true)
 }
 
-/// Renders the `<features>` element. A VMI without features has none, not even ACPI.
-pub(super) fn features(vmi: &VirtualMachineInstance) -> Result<Element, DomainError> {
+/// Renders the `<features>` element. A VMI without features has none, not even ACPI, except those that follow from its CPUs.
+pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Element, DomainError> {
     let element = Element::new("features");
-    let Some(features) = &vmi.spec.domain.features else { return Ok(element) };
+    let cpu = vmi.spec.domain.cpu.as_ref();
+    let pmu = cpu.and_then(|cpu| cpu.realtime.as_ref()).map(|_| Element::new("pmu").with("state", "off"));
+    let hint = (kvm && hints_dedicated(cpu)).then(|| Element::new("hint-dedicated").with("state", "on"));
+    let Some(features) = &vmi.spec.domain.features else {
+        return Ok(element.children(hint.map(|hint| Element::new("kvm").child(hint))).children(pmu));
+    };
     let apic = features.apic.as_ref().filter(|apic| is_on(apic.enabled));
     let has_smm = features.smm.as_ref().is_some_and(FeatureState::is_enabled);
-    let hidden = |hidden: bool| Element::new("kvm").child(Element::new("hidden").with("state", on_off(hidden)));
+    let hidden = features.kvm.as_ref().map(|kvm| Element::new("hidden").with("state", on_off(kvm.hidden)));
+    let of_kvm = (hidden.is_some() || hint.is_some()).then(|| Element::new("kvm").children(hidden).children(hint));
     let spinlock = features.pvspinlock.as_ref().map(FeatureState::is_enabled);
     let mut element = element
         .children(features.acpi.is_enabled().then(|| Element::new("acpi")))
         .children(apic.map(|apic| Element::new("apic").with_some("eoi", apic.end_of_interrupt.then_some("on"))))
         .children(has_smm.then(|| Element::new("smm").with("state", "on")))
-        .children(features.kvm.as_ref().map(|kvm| hidden(kvm.hidden)))
-        .children(spinlock.map(|on| Element::new("pvspinlock").with("state", on_off(on))));
+        .children(of_kvm)
+        .children(spinlock.map(|on| Element::new("pvspinlock").with("state", on_off(on))))
+        .children(pmu);
     if let Some(hyperv) = &features.hyperv {
         element = element.child(enlightenments(hyperv)?);
     } else if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
         element = element.child(Element::new("hyperv").with("mode", "passthrough"));
     }
     Ok(element.child(Element::new("vmport").with("state", "off")))
+}
+
+/// Returns true if KVM's guest learns that its vCPUs are not preempted. libvirt refuses this with other CPU modes.
+fn hints_dedicated(cpu: Option<&Cpu>) -> bool {
+    cpu.is_some_and(|cpu| cpu.dedicated_cpu_placement && cpu.model.as_deref() == Some("host-passthrough"))
 }
 
 fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {

@@ -15,6 +15,7 @@ mod firmware;
 mod host_devices;
 mod network;
 pub(crate) mod parse;
+pub(crate) mod pinning;
 mod ports;
 mod root_complex;
 mod tags;
@@ -27,10 +28,14 @@ use api::{StartStrategy, VirtualMachineInstance, names, quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
-use self::xml::Element;
+use self::{
+    pinning::{Pinning, PinningError},
+    xml::Element,
+};
 pub(crate) use self::{
     firmware::{Uefi, select_uefi},
     host_devices::AllocatedDevices,
+    pinning::HostCpus,
     ports::FreePorts,
     tags::tagged_devices,
 };
@@ -109,13 +114,16 @@ pub(crate) enum DomainError {
     /// A value holds a control character.
     #[error("VMI has a value with a control character")]
     ControlCharacter,
+    /// The pod has too few CPUs for the threads of the domain.
+    #[error("cannot pin the CPUs of the VMI: {0}")]
+    Pinning(#[from] PinningError),
 }
 
 impl DomainError {
-    /// Reports an error that fails the VMI at once. As in the reference, only missing firmware is permanent; other
+    /// Reports an error that fails the VMI at once: missing firmware as in the reference, and CPUs, which a pod keeps. Other
     /// errors are retried for some minutes.
     pub(crate) const fn is_permanent(&self) -> bool {
-        matches!(self, Self::NoFirmware(_))
+        matches!(self, Self::NoFirmware(_) | Self::Pinning(_))
     }
 }
 
@@ -152,6 +160,8 @@ pub(crate) struct Environment<'a> {
     pub(crate) host_devices: &'a AllocatedDevices,
     /// Options from virt-handler.
     pub(crate) options: &'a protocol::VmiOptions,
+    /// CPUs of the pod, if the VMI has dedicated ones.
+    pub(crate) cpus: Option<&'a HostCpus>,
 }
 
 /// A rendered domain.
@@ -170,6 +180,10 @@ pub(crate) struct Domain {
     pub(crate) ports: FreePorts,
     /// Disks of hot-plugged volumes.
     pub(crate) plugged: Vec<String>,
+    /// CPUs of the emulator, which the processes beside QEMU use as well. None: all of the pod.
+    pub(crate) housekeeping: Vec<u32>,
+    /// CPUs of the pod, if they are dedicated.
+    pub(crate) cpus: Option<HostCpus>,
 }
 
 /// Longest name of a domain: libvirt appends up to eight characters (`.xml.new`) for the names of its files.
@@ -192,6 +206,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     );
     let vcpus = cpu::vcpus(spec);
     let threads = disks::io_threads(spec);
+    let pinning = cpu::pinning(vmi, env.cpus, &threads)?;
     let disks = disks::disks(vmi, env, vcpus, &threads)?;
     let scsi_driver = disks
         .scsi_thread
@@ -213,10 +228,11 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .children(file_systems::memory_backing(vmi))
         .child(cpu::vcpu(spec))
         .children(threads.element())
+        .children(pinning.as_ref().map(Pinning::element))
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
         .children(firmware::ignition(env.prepared))
-        .child(features::features(vmi)?)
+        .child(features::features(vmi, env.kvm)?)
         .children(features::clock(vmi, env.zones)?)
         .child(cpu::cpu(spec, env.kvm, most_memory.map(|_| memory))?);
     if let Some(policy) = given(&spec.reboot_policy) {
@@ -248,6 +264,8 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         acpi,
         ports,
         plugged: disks.plugged,
+        housekeeping: pinning.map(|pinning| pinning.emulator).unwrap_or_default(),
+        cpus: env.cpus.cloned(),
     })
 }
 

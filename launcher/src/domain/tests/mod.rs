@@ -98,8 +98,17 @@ fn convert_prepared(
             zones: Path::new("/p/zoneinfo"),
             host_devices: &AllocatedDevices::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
+            cpus: Some(&four_cpus()),
         },
     )
+}
+
+/// A cell of two cores with two threads.
+fn four_cpus() -> HostCpus {
+    let cpu = |id, siblings: [u32; 2]| pinning::HostCpu { id, siblings: siblings.into() };
+    let cpus = vec![cpu(0, [0, 2]), cpu(1, [1, 3]), cpu(2, [0, 2]), cpu(3, [1, 3])];
+    let cells = vec![pinning::HostCell { cpus, ..pinning::HostCell::default() }];
+    HostCpus { cpuset: (0..4).collect(), topology: pinning::HostTopology { numa: pinning::HostNuma { cells } } }
 }
 
 fn xml(spec: Value) -> String {
@@ -284,6 +293,7 @@ fn without_kvm_emulation_must_be_allowed() {
         zones: Path::new(""),
         host_devices: &allocated,
         options: &options,
+        cpus: None,
     };
     assert_eq!(convert(&vmi, &environment), Err(DomainError::NoKvm));
     let domain = convert(&vmi, &Environment { allow_emulation: true, ..environment }).unwrap();

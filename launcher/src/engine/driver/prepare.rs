@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use api::{VirtualMachineInstance, constants::annotation, hotplug};
+use api::{VirtualMachineInstance, constants::annotation, dedicated, hotplug};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
         parse::{DomainConfig, parse},
     },
     engine::model::{JobInput, RequestError, Wanted},
+    host_cpus,
     options::VmiArgs,
     paths::Paths,
     storage::{self, Access, Backend, DiskSource, ImageFormat, Prepared, Purpose, Tolerance, image::BlockSizes},
@@ -107,6 +108,7 @@ impl Preparation {
         });
         let usb_redirection: Vec<PathBuf> =
             (0..USB_CHANNELS).map(|channel| paths.usb_redirection(&args.uid, channel)).collect();
+        let cpus = dedicated::is_dedicated(&vmi.spec.domain).then(|| host_cpus::read(paths)).transpose()?;
         let environment = Environment {
             kvm: kvm_usable(&paths.dev),
             allow_emulation: self.allow_emulation,
@@ -123,6 +125,7 @@ impl Preparation {
             zones: Path::new(ZONES),
             host_devices,
             options: &self.wanted.options,
+            cpus: cpus.as_ref(),
         };
         domain::convert(vmi, &environment)
     }
