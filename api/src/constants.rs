@@ -17,6 +17,9 @@ pub const HELM_TEST_VMI: &str = "ferrovirt-test";
 /// UID and GID of virt-launcher and QEMU.
 pub const NON_ROOT_UID: u64 = 107;
 
+/// Seccomp profile below kubelet's directory of profiles, which virt-handler installs: it permits to bind memory to NUMA nodes.
+pub const NUMA_SECCOMP_PROFILE: &str = "ferrovirt/numa.json";
+
 /// Names of Deployments and DaemonSets, and values of label [`label::APP`].
 pub mod component {
     /// The aggregated API server and webhooks.
@@ -135,9 +138,13 @@ pub mod label {
     /// Old form of [`CPU_MANAGER`].
     pub const CPU_MANAGER_LEGACY: &str = "cpumanager";
 
+    /// True if kernel same-page merging of a node follows its memory.
+    pub const KSM_ENABLED: &str = "kubevirt.io/ksm-enabled";
+
     /// Full keys of labels that the components write to nodes.
-    pub const ON_NODES: [&str; 10] = [
+    pub const ON_NODES: [&str; 11] = [
         SCHEDULABLE,
+        KSM_ENABLED,
         CPU_MANAGER,
         CPU_MANAGER_LEGACY,
         REALTIME,
@@ -223,8 +230,24 @@ pub mod annotation {
     pub const MIGRATION_TRANSPORT_UNIX: &str = "kubevirt.io/migrationTransportUnix";
     /// Time of virt-handler's last heartbeat on a node.
     pub const HEARTBEAT: &str = "kubevirt.io/heartbeat";
+    /// "true" on nodes whose kernel same-page merging virt-handler has started.
+    pub const KSM_HANDLER_MANAGED: &str = "kubevirt.io/ksm-handler-managed";
     /// Annotations that the components write to nodes.
-    pub const ON_NODES: [&str; 1] = [HEARTBEAT];
+    pub const ON_NODES: [&str; 2] = [HEARTBEAT, KSM_HANDLER_MANAGED];
+    /// Set by administrators on nodes: pages that same-page merging scans more at each step while memory is scarce.
+    pub const KSM_PAGES_BOOST: &str = "kubevirt.io/ksm-pages-boost-override";
+    /// Set by administrators on nodes: change of the scanned pages at each step while memory is not scarce, at most 0.
+    pub const KSM_PAGES_DECAY: &str = "kubevirt.io/ksm-pages-decay-override";
+    /// Set by administrators on nodes: fewest pages that same-page merging scans; it stops below.
+    pub const KSM_PAGES_MIN: &str = "kubevirt.io/ksm-pages-min-override";
+    /// Set by administrators on nodes: most pages that same-page merging scans.
+    pub const KSM_PAGES_MAX: &str = "kubevirt.io/ksm-pages-max-override";
+    /// Set by administrators on nodes: pages that same-page merging scans first.
+    pub const KSM_PAGES_INIT: &str = "kubevirt.io/ksm-pages-init-override";
+    /// Set by administrators on nodes: milliseconds between two scans of same-page merging if 16 GiB are used.
+    pub const KSM_SLEEP_BASELINE: &str = "kubevirt.io/ksm-sleep-ms-baseline-override";
+    /// Set by administrators on nodes: share of available memory, 0 to 1, at which memory counts as scarce.
+    pub const KSM_FREE_PERCENT: &str = "kubevirt.io/ksm-free-percent-override";
     /// Set by administrators on nodes whose labels virt-handler must not change.
     pub const SKIP_NODE: &str = "node-labeller.kubevirt.io/skip-node";
     /// "false" disables shared memory backing.

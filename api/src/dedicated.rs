@@ -62,7 +62,8 @@ mod tests {
     #[test]
     fn cpus_are_counted_for_vcpus_pool_and_emulator() {
         let even = json!({"alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity": ""});
-        let isolated = |cores: u32| json!({"cpu": {"cores": cores, "dedicatedCpuPlacement": true, "isolateEmulatorThread": true}});
+        let isolated =
+            |cores: u32| json!({"cpu": {"cores": cores, "dedicatedCpuPlacement": true, "isolateEmulatorThread": true}});
         let pinned = |more: &Value| {
             let mut domain = json!({"cpu": {"dedicatedCpuPlacement": true}});
             domain.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -14,9 +14,7 @@ use nix::{
 };
 
 use crate::{
-    domain::pinning::{
-        HostCell, HostCpu, HostCpus, HostDistance, HostNuma, HostTopology, PinningError, parse_list,
-    },
+    domain::pinning::{HostCell, HostCpu, HostCpus, HostDistance, HostNuma, HostTopology, PinningError, parse_list},
     paths::Paths,
 };
 
@@ -55,7 +53,8 @@ fn cell(devices: &Path, id: u32, cpuset: &BTreeSet<u32>) -> Option<HostCell> {
 
 fn cpus(devices: &Path, ids: &BTreeSet<u32>) -> Vec<HostCpu> {
     let siblings = |id: u32| list(&devices.join(format!("cpu/cpu{id}/topology/thread_siblings_list")));
-    let cpu = |id: &u32| HostCpu { id: *id, siblings: siblings(*id).unwrap_or_else(|| [*id].into()).into_iter().collect() };
+    let cpu =
+        |id: &u32| HostCpu { id: *id, siblings: siblings(*id).unwrap_or_else(|| [*id].into()).into_iter().collect() };
     ids.iter().map(cpu).collect()
 }
 
@@ -163,12 +162,16 @@ mod tests {
 
     #[test]
     fn node_without_cells_has_one_and_a_pod_without_a_group_is_an_error() {
-        let paths = host("flat", &[("fs/cgroup/cpuset.cpus.effective", "0-1\n"), ("fs/cgroup/cpuset/cpuset.cpus", "7")]);
+        let paths =
+            host("flat", &[("fs/cgroup/cpuset.cpus.effective", "0-1\n"), ("fs/cgroup/cpuset/cpuset.cpus", "7")]);
         let found = read(&paths).unwrap();
         std::fs::remove_dir_all(&paths.sys).unwrap();
         assert_eq!((found.cpuset, found.topology.numa.cells.len()), ([0, 1].into(), 1));
         let error = read(&host("none", &[])).unwrap_err().to_string();
-        assert!(error.starts_with("cannot read the CPUs of the pod: no fs/cgroup/cpuset.cpus.effective nor"), "{error}");
+        assert!(
+            error.starts_with("cannot read the CPUs of the pod: no fs/cgroup/cpuset.cpus.effective nor"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub struct VmiArgs {
     /// Directory of UEFI firmware images.
     #[arg(long, default_value = "/usr/share/OVMF")]
     pub ovmf_path: PathBuf,
+    /// Memory of the VMI may be locked: virt-handler permits it before the daemon starts.
+    #[arg(long)]
+    pub locks_memory: bool,
     /// Fail at once, for tests.
     #[arg(long)]
     pub simulate_crash: bool,

@@ -26,7 +26,7 @@ use crate::{
     devices::{plugin, post_copy},
     metrics::{Metrics, domains::DomainMetrics},
     migration::{self, Channels},
-    node_object::{heartbeat, readiness},
+    node_object::{heartbeat, readiness, seccomp},
     safe_dir, server,
     vmi::{self, ApiRecords, NodeHost, Vmis},
     vsock::{self, Guests},
@@ -34,6 +34,8 @@ use crate::{
 
 /// The kernel's device tree. A container sees the node's, except for network devices.
 const SYS: &str = "/sys";
+/// The kernel's settings of same-page merging.
+const KSM: &str = "/sys/kernel/mm/ksm";
 /// Limit for the end of tasks and connections after the stop.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Limits of the server for metrics and health: each scrape calls all launchers.
@@ -193,6 +195,9 @@ impl Process {
     /// Starts the device plugins, and the tasks that depend on their registration.
     fn start_devices(&self) {
         let Self { options, client, metrics, stop, config, .. } = self;
+        if let Err(error) = seccomp::install(&options.kubelet_root) {
+            tracing::error!(%error, "cannot install the seccomp profile of VMIs that see NUMA nodes: they do not start here");
+        }
         let (registrations, offers) = watch::channel(plugin::Offers::new());
         let plugins = plugin::Config {
             plugins_dir: options.kubelet_root.join("device-plugins"),
@@ -212,6 +217,7 @@ impl Process {
             deprecated: metrics.deprecated_machine_types.clone(),
             labeller_dir: options.capabilities_dir.clone(),
             kubelet_dir: options.kubelet_root.clone(),
+            ksm_dir: KSM.into(),
         };
         self.spawn("heartbeat", heartbeat::run(heartbeat, client.clone(), config.clone(), offers, stop.clone()));
     }

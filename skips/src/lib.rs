@@ -19,6 +19,12 @@ pub const ACCEPTED: &[(&str, &str)] = &[
         "image volumes that are off",
         "Kubernetes has them on from 1.35 on; `make versions` runs the story with the gate off",
     ),
+    ("a node with 64 huge pages", "a host can refuse to reserve them"),
+    (
+        "a node with huge pages and a static CPU manager",
+        "it needs a cluster of its own: `FERROVIRT_STATIC_CPUS=node-2 make up`",
+    ),
+    ("a node whose kernel can merge pages, and does not", "merging belongs to the host, which can have it on already"),
     ("foreign cluster: audit log", "only the test cluster writes an audit log to a file of this host"),
     ("foreign cluster: client certificate in the kubeconfig", "a kubeconfig may have a token instead"),
     ("foreign cluster: key of the front proxy's authority", "only the test cluster has its keys on this host"),

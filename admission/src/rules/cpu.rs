@@ -23,7 +23,7 @@ pub(super) fn validate(
     if cpu.dedicated_cpu_placement {
         validate_dedicated(root, spec, cpu, config, errors);
     }
-    if is_mapped(cpu) {
+    if spec.domain.maps_numa() {
         let field = path("numa.guestMappingPassthrough");
         gates::are_on("domain.cpu.numa", &field, config, errors);
         if !cpu.dedicated_cpu_placement {
@@ -81,11 +81,6 @@ pub(super) fn too_many_sockets(sockets: u32, max: u32) -> String {
     format!("Number of sockets in CPU topology is greater than the maximum sockets allowed: {sockets} of at most {max}")
 }
 
-/// Returns true if the guest sees the NUMA topology of its host.
-fn is_mapped(cpu: &Cpu) -> bool {
-    cpu.numa.as_ref().is_some_and(|numa| numa.guest_mapping_passthrough.is_some())
-}
-
 /// Validates the requirements of real-time guests.
 pub(super) fn validate_realtime(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     let Some(cpu) = spec.domain.cpu.as_ref().filter(|cpu| cpu.realtime.is_some()) else { return };
@@ -95,7 +90,7 @@ pub(super) fn validate_realtime(root: &str, spec: &VirtualMachineInstanceSpec, e
         let message = format!("{field} must be set to true when {} is used", path("realtime"));
         errors.required(field, message);
     }
-    if !is_mapped(cpu) {
+    if !spec.domain.maps_numa() {
         let field = path("numa.guestMappingPassthrough");
         let message = format!("{field} must be defined when {} is used", path("realtime"));
         errors.required(field, message);

@@ -116,7 +116,7 @@ pub fn memory_hotplug(spec: &VirtualMachineInstanceSpec) -> Result<(), MemoryHot
     if cpu.is_some_and(|cpu| cpu.realtime.is_some()) {
         return Err(MemoryHotplugError::Realtime);
     }
-    if cpu.and_then(|cpu| cpu.numa.as_ref()).is_some_and(|numa| numa.guest_mapping_passthrough.is_some()) {
+    if domain.maps_numa() {
         return Err(MemoryHotplugError::GuestMappingPassthrough);
     }
     if domain.launch_security.is_some() {

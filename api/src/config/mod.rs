@@ -3,6 +3,7 @@
 //! Zero values (0, false, empty text or list) in the object do not override a default, except for fields with a meaningful
 //! zero (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
 
+mod live_update;
 mod machine;
 mod migrations;
 mod placement;
@@ -17,6 +18,7 @@ use k8s_openapi::{
 use thiserror::Error;
 
 pub use self::{
+    live_update::LiveUpdateLimits,
     machine::{ArchConfig, Smbios},
     migrations::Migrations,
     request_limits::{RequestLimit, RequestLimits},
@@ -76,23 +78,6 @@ pub enum RolloutStrategy {
     LiveUpdate,
     /// Changes are applied at the next start.
     Stage,
-}
-
-/// Sizes to which VMIs can grow while they run, unless they name their own.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LiveUpdateLimits {
-    /// Sockets; `None`: a multiple of those at the start.
-    pub max_cpu_sockets: Option<u32>,
-    /// Guest memory; `None`: a multiple of that at the start.
-    pub max_guest: Option<Quantity>,
-    /// The multiple.
-    pub max_hotplug_ratio: u32,
-}
-
-impl Default for LiveUpdateLimits {
-    fn default() -> Self {
-        Self { max_cpu_sockets: None, max_guest: None, max_hotplug_ratio: 4 }
-    }
 }
 
 /// Treatment of the instance type and preference that a VM refers to.
@@ -186,6 +171,8 @@ pub struct ClusterConfig {
     pub free_page_reporting: bool,
     /// Namespaces whose VMIs get a CPU limit automatically.
     pub auto_cpu_limit_namespaces: Option<LabelSelector>,
+    /// Nodes with kernel same-page merging; none without a selector.
+    pub ksm_nodes: Option<LabelSelector>,
     /// Lowest TLS version and ciphers of servers.
     pub tls: TlsConfiguration,
     /// Gives EFI guests VGA instead of bochs.
@@ -253,6 +240,7 @@ impl Default for ClusterConfig {
             log_serial_console: true,
             free_page_reporting: true,
             auto_cpu_limit_namespaces: None,
+            ksm_nodes: None,
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
             skip_backup_hooks: false,
@@ -292,7 +280,7 @@ impl ClusterConfig {
         config.overlay_machine(from)?;
         config.overlay_network(from)?;
         config.overlay_cluster(from);
-        config.overlay_live_update(from)?;
+        config.live_update.overlay(from)?;
         let drain = from.migrations.as_ref().and_then(|migrations| migrations.node_drain_taint_key.as_ref());
         overlay_text(&mut config.node_drain_taint_key, drain);
         config.migrations = Migrations::read(from.migrations.as_ref())?;
@@ -421,19 +409,6 @@ impl ClusterConfig {
         Ok(())
     }
 
-    fn overlay_live_update(&mut self, from: &KubeVirtConfiguration) -> Result<(), ConfigError> {
-        let Some(limits) = &from.live_update_configuration else { return Ok(()) };
-        if let Some(guest) = &limits.max_guest {
-            check_quantity("liveUpdateConfiguration.maxGuest", guest)?;
-        }
-        self.live_update.max_cpu_sockets = limits.max_cpu_sockets.filter(|sockets| *sockets != 0);
-        self.live_update.max_guest.clone_from(&limits.max_guest);
-        if let Some(ratio) = limits.max_hotplug_ratio.filter(|ratio| *ratio != 0) {
-            self.live_update.max_hotplug_ratio = ratio;
-        }
-        Ok(())
-    }
-
     fn overlay_cluster(&mut self, from: &KubeVirtConfiguration) {
         self.default_runtime_class = text(from.default_runtime_class.as_ref());
         if let Some(strategy) = &from.eviction_strategy {
@@ -466,6 +441,7 @@ impl ClusterConfig {
         self.log_serial_console = options.disable_serial_console_log.is_none();
         self.free_page_reporting = options.disable_free_page_reporting.is_none();
         self.auto_cpu_limit_namespaces.clone_from(&from.auto_cpu_limit_namespace_label_selector);
+        self.ksm_nodes = from.ksm_configuration.as_ref().and_then(|ksm| ksm.node_label_selector.clone());
         if let Some(tls) = &from.tls_configuration {
             self.tls.clone_from(tls);
         }

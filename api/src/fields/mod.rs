@@ -45,8 +45,6 @@ pub struct Refusal {
     /// Missing feature, for the message "is not supported yet". `None`: another rule or a default of admission leaves none of
     /// these uses, and the launcher checks that.
     pub reason: Option<&'static str>,
-    /// Launchers carry the field out all the same.
-    pub withheld: bool,
     uses: Uses,
 }
 
@@ -83,7 +81,7 @@ impl Field {
 
     /// Refuses these uses.
     const fn except(self, reason: &'static str, uses: Uses) -> Self {
-        Self { refusal: Some(Refusal { reason: Some(reason), withheld: false, uses }), ..self }
+        Self { refusal: Some(Refusal { reason: Some(reason), uses }), ..self }
     }
 
     /// Refuses all uses: other components lack their part.
@@ -91,14 +89,9 @@ impl Field {
         self.except(reason, |value, _| is_set(value))
     }
 
-    /// Refuses these uses in admission only.
-    const fn withheld(self, reason: &'static str, uses: Uses) -> Self {
-        Self { refusal: Some(Refusal { reason: Some(reason), withheld: true, uses }), ..self }
-    }
-
     /// Refuses these uses in the launcher. Admission has a rule or a default of its own.
     const fn checked(self, uses: Uses) -> Self {
-        Self { refusal: Some(Refusal { reason: None, withheld: false, uses }), ..self }
+        Self { refusal: Some(Refusal { reason: None, uses }), ..self }
     }
 
     const fn changes(self, changes: &'static [Change]) -> Self {
@@ -124,13 +117,13 @@ impl Field {
     /// Returns true if a launcher refuses the field with this value. `holder` is the object that holds the field.
     #[must_use]
     pub fn is_refused_by_launcher(&self, value: &Value, holder: &Object) -> bool {
-        self.refusal.is_some_and(|refusal| !refusal.withheld && (refusal.uses)(value, holder))
+        self.refusal.is_some_and(|refusal| (refusal.uses)(value, holder))
     }
 
     /// Returns true if no launcher pod is made for the refused uses. A pod has its part of the fields that it carries out.
     #[must_use]
     pub fn is_refused_by_pod(&self) -> bool {
-        self.by != Some(Component::Pod) && self.refusal.is_some_and(|refusal| !refusal.withheld)
+        self.by != Some(Component::Pod) && self.refusal.is_some()
     }
 
     /// Adds the paths of the refused uses. `path` is the part of the field's path below `object`.

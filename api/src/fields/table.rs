@@ -2,7 +2,6 @@
 //!
 //! Sorted by path, which finds a row by halving and groups the fields of one object.
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 
 use super::{
@@ -10,8 +9,6 @@ use super::{
     changes::{CLAIM, GUEST, HOTPLUG, LINK, NETWORK, PLACEMENT, PLUGGED, SOCKETS},
     gated, is_set,
 };
-use crate::quantity;
-
 const CLAIMED: &str = "devices by resource claims";
 const DISPLAYS: &str = "displays of virtual GPUs, which need GPUs with mediated devices";
 const ENCRYPTION: &str = "encrypted guests, which need processors with SEV, SEV-SNP or TDX";
@@ -66,13 +63,6 @@ fn is_claimed(claim: &Value, device: &Object) -> bool {
     is_set(claim) || has(device, "requestName")
 }
 
-/// The memory device has blocks of the size of a huge page then.
-fn grows_with_huge_pages(most: &Value, memory: &Object) -> bool {
-    let bytes = |value: &Value| quantity::units(&Quantity(value.as_str()?.to_owned())).ok();
-    let grows = bytes(most).is_none_or(|most| memory.get("guest").and_then(bytes) != Some(most));
-    grows && has(memory, "hugepages")
-}
-
 /// cloud-init in the guest reads one volume, and only the first is made.
 fn is_second_cloud_init(volume: &Value, spec: &Object) -> bool {
     let is_cloud_init = |volume: &Value| {
@@ -117,7 +107,8 @@ pub const FIELDS: &[Field] = &[
     pod("domain.cpu.isolateEmulatorThread").lacks(PINNING),
     domain("domain.cpu.maxSockets"),
     domain("domain.cpu.model"),
-    refused("domain.cpu.numa", "NUMA topology").gated(gated::NUMA),
+    domain("domain.cpu.numa").gated(gated::NUMA),
+    domain("domain.cpu.numa.guestMappingPassthrough"),
     pod("domain.cpu.realtime").lacks(PINNING),
     domain("domain.cpu.sockets").changes(SOCKETS),
     domain("domain.cpu.threads"),
@@ -255,13 +246,10 @@ pub const FIELDS: &[Field] = &[
     pod("domain.launchSecurity").lacks(ENCRYPTION).gated(gated::LAUNCH_SECURITY),
     domain("domain.machine.type"),
     domain("domain.memory.guest").changes(GUEST),
-    domain("domain.memory.hugepages").withheld("huge pages", |pages, _| is_set(pages)),
     domain("domain.memory.hugepages.pageSize"),
-    domain("domain.memory.maxGuest").checked(grows_with_huge_pages),
+    domain("domain.memory.maxGuest"),
     pod("domain.memory.reservedOverhead.addedOverhead").gated(gated::RESERVED_OVERHEAD),
-    pod("domain.memory.reservedOverhead.memLock")
-        .except("locked memory", |value, _| value == "Required")
-        .gated(gated::RESERVED_OVERHEAD),
+    handler("domain.memory.reservedOverhead.memLock").gated(gated::RESERVED_OVERHEAD),
     domain("domain.rebootPolicy").gated(gated::REBOOT_POLICY),
     pod("domain.resources.limits.*"),
     pod("domain.resources.overcommitGuestOverhead"),

@@ -93,7 +93,10 @@ fn refused_uses_are_named_with_their_items() {
         "volumes[1]",
     ];
     assert_eq!(names(refused(&spec)), all);
-    assert_eq!(names(refused_by_pod(&spec)), ["domain.devices.disks[0].changedBlockTracking", "domain.devices.interfaces[0].sriov"]);
+    assert_eq!(
+        names(refused_by_pod(&spec)),
+        ["domain.devices.disks[0].changedBlockTracking", "domain.devices.interfaces[0].sriov"]
+    );
     assert!(refused(&json!({"domain": {"devices": {"tpm": {"persistent": true}, "gpus": null}}})).is_empty());
 }
 

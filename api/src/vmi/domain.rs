@@ -58,6 +58,22 @@ pub struct DomainSpec {
     pub resources: ResourceRequirements,
 }
 
+impl DomainSpec {
+    /// Returns true if the guest sees the NUMA nodes of its host CPUs.
+    #[must_use]
+    pub fn maps_numa(&self) -> bool {
+        let numa = self.cpu.as_ref().and_then(|cpu| cpu.numa.as_ref());
+        numa.is_some_and(|numa| numa.guest_mapping_passthrough.is_some())
+    }
+
+    /// Returns true if the memory of QEMU may be locked.
+    #[must_use]
+    pub fn locks_memory(&self) -> bool {
+        let overhead = self.memory.as_ref().and_then(|memory| memory.reserved_overhead.as_ref());
+        overhead.is_some_and(|overhead| overhead.mem_lock.as_deref() == Some("Required"))
+    }
+}
+
 /// SMBIOS type 3 strings.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -85,6 +85,9 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
     if inputs.config.use_emulation {
         arguments.push("--allow-emulation".to_owned());
     }
+    if inputs.instance.spec.domain.locks_memory() {
+        arguments.push("--locks-memory".to_owned());
+    }
     if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata, verbosity) {
         // One argument, so that a user's text cannot become an option.
         arguments.push(format!("--libvirt-log-filters={filters}"));

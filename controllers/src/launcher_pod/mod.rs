@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use api::{
     VirtualMachineInstance,
     config::ClusterConfig,
-    constants::{annotation::HOOK_SIDECARS, condition},
+    constants::{NUMA_SECCOMP_PROFILE, annotation::HOOK_SIDECARS, condition},
     fields,
     quantity::QuantityError,
     virtiofs,
@@ -169,12 +169,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
                     .selinux_launcher_type
                     .clone()
                     .map(|type_| SELinuxOptions { type_: Some(type_), ..SELinuxOptions::default() }),
-                seccomp_profile: match &inputs.config.seccomp_localhost_profile {
-                    Some(profile) => {
-                        Some(SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile.clone()) })
-                    }
-                    None => security.seccomp_profile,
-                },
+                seccomp_profile: seccomp_profile(inputs).or(security.seccomp_profile),
                 ..security
             }),
             containers: vec![container::compute(inputs, resources, &mounts, instance.grace_seconds())?],
@@ -195,6 +190,13 @@ pub(crate) fn compute_resources(inputs: &Inputs<'_>) -> Result<(ComputeResources
 /// Returns the seconds that the pod has to end.
 pub(crate) fn grace_of_pod(instance: &VirtualMachineInstance) -> i64 {
     instance.grace_seconds().saturating_add(2 * GRACE_PADDING)
+}
+
+/// Returns the profile that the configuration names, or that of guests which see NUMA nodes: the runtime's forbids to bind memory.
+fn seccomp_profile(inputs: &Inputs<'_>) -> Option<SeccompProfile> {
+    let of_numa = || inputs.instance.spec.domain.maps_numa().then(|| NUMA_SECCOMP_PROFILE.to_owned());
+    let profile = inputs.config.seccomp_localhost_profile.clone().or_else(of_numa)?;
+    Some(SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile) })
 }
 
 fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderError> {

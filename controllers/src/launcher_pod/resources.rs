@@ -138,7 +138,8 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
     };
     let limit = if pinned { Some(request) } else { limit };
     if let Some(size) = page_size {
-        let pages = guest.filter(|guest| request > *guest).unwrap_or(request);
+        // All of the guest: what a pod takes beyond its request belongs to others.
+        let pages = guest.unwrap_or(request);
         let name = format!("hugepages-{size}");
         requests.insert(name.clone(), quantity::bytes(pages));
         limits.insert(name, quantity::bytes(pages));

@@ -71,13 +71,15 @@ pub(crate) struct PodCondition {
     pub message: Option<String>,
 }
 
-/// CPU in thousandths and memory in bytes.
+/// CPU in thousandths, memory and huge pages in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amounts {
     /// CPU.
     pub cpu: Option<i64>,
     /// Memory.
     pub memory: Option<i64>,
+    /// Huge pages of all sizes.
+    pub huge_pages: Option<i64>,
 }
 
 impl Amounts {
@@ -86,6 +88,12 @@ impl Amounts {
         Self {
             cpu: amount("cpu").and_then(|cpu| quantity::milli(cpu).ok()),
             memory: amount("memory").and_then(|memory| quantity::units(memory).ok()),
+            huge_pages: amounts
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| name.starts_with("hugepages-"))
+                .filter_map(|(_, pages)| quantity::units(pages).ok())
+                .reduce(i64::saturating_add),
         }
     }
 }

@@ -4,6 +4,7 @@
 //!   growth:  condition True -> pods/resize -> PodResized -> virt-handler plugs, writes the status and removes the condition
 //!                                  └─> Deferred, Infeasible, Refused: the domain is not touched; a migration to
 //!                                                      another pod, if workload updates may migrate
+//!   huge pages: those of a pod are fixed, so that memory grows by a migration only
 //!   shrink:  condition True -> the guest gives memory back -> pods/resize -> condition removed
 //! ```
 //! A VMI without a change in progress costs nothing here: its pod is compared with nothing, so that a new version or another
@@ -32,6 +33,8 @@ use crate::{
 const REFUSED: &str = POD_RESIZE_REFUSED;
 /// Share of a CPU request that the kubelet may lose when it converts it to the weight of a cgroup, in percent.
 const CPU_ROUNDING: i64 = 5;
+/// Message about a guest in huge pages that grows.
+const PAGES_FIXED: &str = "the launcher pod cannot be resized: the huge pages of a running pod are fixed";
 
 /// State of the pod's resize.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,11 +73,14 @@ pub(super) fn update(
     let (rendered, overhead) = launcher_pod::compute_resources(&Inputs { limits, ..inputs(observed) }).ok()?;
     let resources = pod_resources(pod, rendered, guest_is_larger(instance));
     let progress = progress(observed, pod, resources);
+    let lacks_pages = rendered.requests.huge_pages > pod.wanted.requests.huge_pages;
+    let of_memory =
+        if lacks_pages { Progress::Held(POD_RESIZE_INFEASIBLE, PAGES_FIXED.to_owned()) } else { progress.clone() };
     let status = wanted.status.get_or_insert_default();
     let now = Time(observed.now);
-    let shown = |type_: &str, growth: bool| {
+    let shown = |type_: &str, growth: bool, progress: &Progress| {
         let known = instance.condition(type_);
-        let (reason, message) = match &progress {
+        let (reason, message) = match progress {
             // virt-handler may be plugging already.
             _ if known.is_some_and(|known| known.reason.as_deref() == Some(POD_RESIZED)) => (POD_RESIZED, ""),
             _ if !growth => ("", ""),
@@ -89,7 +95,7 @@ pub(super) fn update(
     let has_failed = |type_: &str| instance.condition(type_).is_some_and(Condition::is_false);
     match cpu {
         Some(change) if !has_failed(HOT_VCPU_CHANGE) => {
-            set(&mut status.conditions, shown(HOT_VCPU_CHANGE, change.is_growth()));
+            set(&mut status.conditions, shown(HOT_VCPU_CHANGE, change.is_growth(), &progress));
         }
         Some(_) => {}
         None if is_settled => {
@@ -99,7 +105,7 @@ pub(super) fn update(
     }
     match memory {
         Some(change) if !has_failed(HOT_MEMORY_CHANGE) => {
-            set(&mut status.conditions, shown(HOT_MEMORY_CHANGE, change.is_growth()));
+            set(&mut status.conditions, shown(HOT_MEMORY_CHANGE, change.is_growth(), &of_memory));
         }
         Some(_) => {}
         None if !guest_is_larger(instance) && is_settled => {
@@ -134,6 +140,7 @@ fn pod_resources(pod: &CachedPod, rendered: ComputeResources, keeps_memory: bool
     let both = |present: Amounts, rendered: Amounts| Amounts {
         cpu: amount(present.cpu, rendered.cpu),
         memory: memory(present.memory, rendered.memory),
+        huge_pages: present.huge_pages,
     };
     ComputeResources {
         requests: both(pod.wanted.requests, rendered.requests),

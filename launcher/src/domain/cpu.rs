@@ -43,7 +43,6 @@ pub(super) fn pinning(
     let Some(needed) = dedicated::cpus(vmi) else { return Ok(None) };
     let cpus = cpus.ok_or(PinningError::Unreported)?;
     let (sockets, cores, threads) = topology(&vmi.spec.domain);
-    let numa = vmi.spec.domain.cpu.as_ref().and_then(|cpu| cpu.numa.as_ref());
     let (pool, shared) = io_threads.own_and_shared();
     let demand = Demand {
         cores: sockets.saturating_mul(cores),
@@ -51,7 +50,7 @@ pub(super) fn pinning(
         pool,
         shared,
         emulator: needed.emulator,
-        strict: numa.is_some_and(|numa| numa.guest_mapping_passthrough.is_some()),
+        strict: vmi.spec.domain.maps_numa(),
     };
     pinning::assign(cpus, &demand).map(Some)
 }
@@ -75,8 +74,7 @@ fn topology(spec: &DomainSpec) -> (u32, u32, u32) {
 ///
 /// Software emulation cannot copy the host's CPU: `host-model` and `host-passthrough` become the emulator's maximum,
 /// and a named model is used without the features that the emulator lacks.
-/// Memory of a domain that can grow is a NUMA cell of `cell_memory` bytes, to which the memory device belongs.
-pub(super) fn cpu(spec: &DomainSpec, kvm: bool, cell_memory: Option<u64>) -> Result<Element, DomainError> {
+pub(super) fn cpu(spec: &DomainSpec, kvm: bool, cells: Option<Element>) -> Result<Element, DomainError> {
     let model = spec.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     let mut element = match (model, kvm) {
         ("" | "host-model", true) => Element::new("cpu").with("mode", "host-model"),
@@ -105,11 +103,12 @@ pub(super) fn cpu(spec: &DomainSpec, kvm: bool, cell_memory: Option<u64>) -> Res
     if !matches!(model, "" | "host-model" | "host-passthrough") && !has_mpx {
         element = element.child(Element::new("feature").with("policy", "disable").with("name", "mpx"));
     }
-    Ok(element.children(cell_memory.map(|memory| cell(most_vcpus(spec), memory))))
+    Ok(element.children(cells))
 }
 
-/// Renders the NUMA cell with all vCPUs.
-fn cell(vcpus: u32, memory: u64) -> Element {
+/// Renders the NUMA cell with all vCPUs and the memory of a domain that can grow. The memory device belongs to it.
+pub(super) fn cell(spec: &DomainSpec, memory: u64) -> Element {
+    let vcpus = most_vcpus(spec);
     let cpus = if vcpus == 1 { "0".to_owned() } else { format!("0-{}", vcpus.saturating_sub(1)) };
     Element::new("numa").child(
         Element::new("cell").with("id", "0").with("cpus", cpus).with("memory", memory.to_string()).with("unit", "b"),

@@ -12,7 +12,7 @@ use crate::storage::Backend;
 /// Unit to which libvirt rounds the memory of a domain up.
 const MEMORY_UNIT: u64 = 1 << 20;
 
-/// Unit in which a guest gets memory and gives it back: a huge page of the processor.
+/// Smallest unit in which a guest gets memory and gives it back: a huge page of the processor.
 const MEMORY_BLOCK: u64 = 2 << 20;
 
 /// A change that brings the active domain closer to the wanted one.
@@ -140,7 +140,8 @@ pub(crate) fn diff(
 /// Returns the step that gives the guest `wanted` bytes of memory, if its memory device can.
 fn memory_step(active: &DomainConfig, wanted: u64) -> Option<Step> {
     let boot = active.memory?;
-    let added = wanted.checked_sub(boot).filter(|added| added.is_multiple_of(MEMORY_BLOCK))?;
+    let block = active.page_size.unwrap_or(0).max(MEMORY_BLOCK);
+    let added = wanted.checked_sub(boot).filter(|added| added.is_multiple_of(block))?;
     let requested = format!("<requested unit='b'>{added}</requested>");
     let (change, xml) = match &active.memory_device {
         Some(device) if added <= device.size => {
@@ -154,7 +155,7 @@ fn memory_step(active: &DomainConfig, wanted: u64) -> Option<Step> {
             let size = active.most_memory?.checked_sub(boot).filter(|size| added <= *size)?;
             let xml = format!(
                 "<memory model='virtio-mem'><target><size unit='b'>{size}</size><node>0</node>\
-                 <block unit='b'>{MEMORY_BLOCK}</block>{requested}</target></memory>"
+                 <block unit='b'>{block}</block>{requested}</target></memory>"
             );
             (DeviceChange::Attach, xml)
         }

@@ -66,7 +66,8 @@ pub(super) fn io_threads(spec: &DomainSpec) -> IoThreads {
             let cpus = spec.resources.requests.get("cpu").or_else(|| spec.resources.limits.get("cpu"));
             let cpus = cpus.and_then(|q| quantity::units(q).ok()).and_then(|n| u32::try_from(n).ok()).unwrap_or(1);
             // All of them share the CPU of an isolated emulator.
-            let is_isolated = spec.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement && cpu.isolate_emulator_thread);
+            let is_isolated =
+                spec.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement && cpu.isolate_emulator_thread);
             let limit = if is_isolated { 1 } else { cpus.max(1).saturating_mul(2) };
             let plain = disks.saturating_sub(dedicated);
             let shared =

@@ -20,16 +20,3 @@ pub(super) fn file_systems(vmi: &VirtualMachineInstance, env: &Environment<'_>) 
             .child(Element::new("target").with("dir", filesystem.name.clone()))
     })
 }
-
-/// Renders the backing of the guest's memory, which huge pages and virtiofsd need.
-pub(super) fn memory_backing(vmi: &VirtualMachineInstance) -> Option<Element> {
-    let spec = &vmi.spec.domain;
-    let has_huge_pages = spec.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
-    let is_shared = !spec.devices.filesystems.is_empty();
-    (has_huge_pages || is_shared).then(|| {
-        Element::new("memoryBacking")
-            .children(has_huge_pages.then(|| Element::new("hugepages")))
-            .child(Element::new("source").with("type", "memfd"))
-            .children(is_shared.then(|| Element::new("access").with("mode", "shared")))
-    })
-}

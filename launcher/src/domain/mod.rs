@@ -13,7 +13,9 @@ mod features;
 mod file_systems;
 mod firmware;
 mod host_devices;
+mod memory;
 mod network;
+pub(crate) mod numa;
 pub(crate) mod parse;
 pub(crate) mod pinning;
 mod ports;
@@ -28,16 +30,17 @@ use api::{StartStrategy, VirtualMachineInstance, names, quantity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use thiserror::Error;
 
-use self::{
-    pinning::{Pinning, PinningError},
-    xml::Element,
-};
 pub(crate) use self::{
     firmware::{Uefi, select_uefi},
     host_devices::AllocatedDevices,
     pinning::HostCpus,
     ports::FreePorts,
     tags::tagged_devices,
+};
+use self::{
+    numa::{Numa, NumaError},
+    pinning::{Pinning, PinningError},
+    xml::Element,
 };
 use crate::storage::Prepared;
 
@@ -50,6 +53,9 @@ pub(crate) enum DomainError {
     /// The VMI has no memory size.
     #[error("VMI has no memory size")]
     NoMemory,
+    /// The size of huge pages is invalid.
+    #[error("{0:?} is no size of huge pages")]
+    PageSize(String),
     /// A quantity is invalid.
     #[error("Memory size '{0}' must be greater than or equal to 0")]
     Memory(String),
@@ -117,13 +123,16 @@ pub(crate) enum DomainError {
     /// The pod has too few CPUs for the threads of the domain.
     #[error("cannot pin the CPUs of the VMI: {0}")]
     Pinning(#[from] PinningError),
+    /// The NUMA nodes of the CPUs of the pod cannot be those of the guest.
+    #[error("cannot map the NUMA nodes of the host: {0}")]
+    Numa(#[from] NumaError),
 }
 
 impl DomainError {
     /// Reports an error that fails the VMI at once: missing firmware as in the reference, and CPUs, which a pod keeps. Other
     /// errors are retried for some minutes.
     pub(crate) const fn is_permanent(&self) -> bool {
-        matches!(self, Self::NoFirmware(_) | Self::Pinning(_))
+        matches!(self, Self::NoFirmware(_) | Self::Pinning(_) | Self::Numa(_))
     }
 }
 
@@ -213,6 +222,9 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .map(|thread| Element::new("driver").with("queues", vcpus.to_string()).with("iothread", thread.to_string()));
     let memory = memory(vmi)?;
     let most_memory = most_memory(vmi, memory)?;
+    let page = memory::page_size(vmi)?;
+    let numa = memory::numa(vmi, env.cpus, pinning.as_ref(), memory, page)?;
+    let cells = numa.as_ref().map(Numa::cells).or_else(|| most_memory.map(|_| cpu::cell(spec, memory)));
     let acpi = spec.features.as_ref().is_some_and(|features| features.acpi.is_enabled());
 
     let mut domain = Element::new("domain")
@@ -225,16 +237,17 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .children(uuid.map(|uuid| Element::new("uuid").text(uuid)))
         .children(most_memory.map(grown))
         .child(Element::new("memory").with("unit", "b").text(memory.to_string()))
-        .children(file_systems::memory_backing(vmi))
+        .children(memory::backing(vmi, page, most_memory.is_some(), numa.as_ref()))
         .child(cpu::vcpu(spec))
         .children(threads.element())
         .children(pinning.as_ref().map(Pinning::element))
+        .children(numa.as_ref().map(Numa::tune))
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
         .children(firmware::ignition(env.prepared))
         .child(features::features(vmi, env.kvm)?)
         .children(features::clock(vmi, env.zones)?)
-        .child(cpu::cpu(spec, env.kvm, most_memory.map(|_| memory))?);
+        .child(cpu::cpu(spec, env.kvm, cells)?);
     if let Some(policy) = given(&spec.reboot_policy) {
         check("spec.domain.rebootPolicy", policy, &["Reboot", "Terminate"])?;
         let action = if policy == "Reboot" { "restart" } else { "destroy" };

@@ -36,6 +36,8 @@ pub(crate) struct DomainConfig {
     pub(crate) memory: Option<u64>,
     /// Memory in bytes to which the domain can grow.
     pub(crate) most_memory: Option<u64>,
+    /// Size in bytes of the huge pages that back it.
+    pub(crate) page_size: Option<u64>,
     pub(crate) memory_device: Option<MemoryDevice>,
     /// Disks and drives.
     pub(crate) disks: Vec<DiskConfig>,
@@ -157,6 +159,9 @@ pub(crate) fn parse(xml: &str) -> DomainConfig {
         }),
         memory: child(root, "memory").and_then(bytes),
         most_memory: child(root, "maxMemory").and_then(bytes),
+        page_size: child(root, "memoryBacking")
+            .and_then(|backing| child(child(backing, "hugepages")?, "page"))
+            .and_then(|page| in_bytes(page.attribute("size")?, page.attribute("unit"))),
         ..DomainConfig::default()
     };
     for device in child(root, "devices").into_iter().flat_map(|devices| devices.children()) {
@@ -202,10 +207,14 @@ fn boot_order(device: Node<'_, '_>) -> Option<u32> {
     child(device, "boot")?.attribute("order")?.parse().ok()
 }
 
-/// Parses an amount of memory. libvirt's default unit is KiB.
 fn bytes(memory: Node<'_, '_>) -> Option<u64> {
-    let number: u64 = memory.text()?.trim().parse().ok()?;
-    let unit = match memory.attribute("unit").unwrap_or("KiB") {
+    in_bytes(memory.text()?, memory.attribute("unit"))
+}
+
+/// Parses an amount of memory. libvirt's default unit is KiB.
+fn in_bytes(number: &str, unit: Option<&str>) -> Option<u64> {
+    let number: u64 = number.trim().parse().ok()?;
+    let unit = match unit.unwrap_or("KiB") {
         "b" | "bytes" => 1,
         "KiB" | "k" => 1 << 10,
         "MiB" | "M" => 1 << 20,

@@ -117,9 +117,9 @@ impl Pinning {
     /// Renders the `<cputune>` element.
     pub(crate) fn element(&self) -> Element {
         let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let vcpus = (0_u32..).zip(&self.vcpus).map(|(vcpu, cpu)| {
-            Element::new("vcpupin").with("vcpu", vcpu.to_string()).with("cpuset", cpu.to_string())
-        });
+        let vcpus = (0_u32..)
+            .zip(&self.vcpus)
+            .map(|(vcpu, cpu)| Element::new("vcpupin").with("vcpu", vcpu.to_string()).with("cpuset", cpu.to_string()));
         let emulator = Element::new("emulatorpin").with("cpuset", list(&self.emulator));
         let io_threads = (1_u32..).zip(&self.io_threads).map(|(thread, cpus)| {
             Element::new("iothreadpin").with("iothread", thread.to_string()).with("cpuset", list(cpus))
@@ -156,8 +156,7 @@ impl Pool {
             let mut free = Free::default();
             for cpu in cell.cpus.iter().filter(|cpu| host.cpuset.contains(&cpu.id)) {
                 let own = std::iter::once(cpu.id).chain(cpu.siblings.iter().copied());
-                let group: BTreeSet<u32> =
-                    own.filter(|id| host.cpuset.contains(id) && !known.contains(id)).collect();
+                let group: BTreeSet<u32> = own.filter(|id| host.cpuset.contains(id) && !known.contains(id)).collect();
                 known.extend(&group);
                 free.put_back(group.into_iter().collect(), threads);
             }
@@ -373,7 +372,11 @@ mod tests {
         ];
         for (cpuset, demand, io_threads, emulator) in cases {
             let pinning = assign(&host(cpuset, TWO_CELLS), demand).unwrap();
-            assert_eq!((pinning.io_threads, pinning.emulator), (io_threads.iter().map(|l| l.to_vec()).collect(), emulator.to_vec()), "{cpuset} {demand:?}");
+            assert_eq!(
+                (pinning.io_threads, pinning.emulator),
+                (io_threads.iter().map(|l| l.to_vec()).collect(), emulator.to_vec()),
+                "{cpuset} {demand:?}"
+            );
         }
     }
 

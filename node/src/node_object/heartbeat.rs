@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     facts::{Documents, node_facts},
+    ksm::{self, Ksm},
     labels::{self, Capabilities, NodeFacts},
 };
 use crate::devices::plugin::{self, Offers};
@@ -60,7 +61,12 @@ pub(crate) struct Config {
     pub labeller_dir: PathBuf,
     /// kubelet's directory.
     pub kubelet_dir: PathBuf,
+    /// The kernel's directory for same-page merging.
+    pub ksm_dir: PathBuf,
 }
+
+/// Directory of the node's memory in numbers.
+const PROC: &str = "/proc";
 
 /// Keeps heartbeat and labels up to date until `stop`.
 pub(crate) async fn run(
@@ -93,6 +99,7 @@ async fn keep(
 ) {
     let mut versions = pin!(versions);
     let mut documents = Documents::default();
+    let mut ksm = Ksm::new(config.ksm_dir.clone(), PROC.into());
     let mut observed: Option<ObjectMeta> = None;
     let mut deprecated = BTreeSet::new();
     let mut failures = 0_u32;
@@ -109,7 +116,8 @@ async fn keep(
             deprecated.clone_from(capabilities.deprecated_machine_types());
             show_deprecated(&config, &deprecated);
         }
-        let facts = node_facts(&cluster.current(), &config.kubelet_dir);
+        let settings = cluster.current();
+        let facts = node_facts(&settings, &config.kubelet_dir);
         let schedulable = plugin::all_known(&offers.borrow_and_update());
         let beat = async {
             let current = match observed.take() {
@@ -117,7 +125,8 @@ async fn keep(
                 None => api.get_metadata(&config.node).await?.metadata,
             };
             let time = (due <= now).then(Timestamp::now);
-            let Some(patch) = decide(&current, capabilities, &facts, schedulable, time) else {
+            let ksm = ksm.follow(settings.ksm_nodes.as_ref(), &current, now);
+            let Some(patch) = decide(&current, capabilities, &facts, schedulable, ksm, time) else {
                 return Ok(current);
             };
             let patched = api.patch_metadata(&config.node, &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -180,6 +189,7 @@ fn decide(
     capabilities: Option<&Capabilities>,
     facts: &NodeFacts,
     schedulable: bool,
+    ksm: ksm::Shown,
     time: Option<Timestamp>,
 ) -> Option<Value> {
     let empty = BTreeMap::new();
@@ -194,6 +204,7 @@ fn decide(
         _ => BTreeMap::new(),
     };
     let mut switches = labels::switches(facts);
+    switches.insert(label::KSM_ENABLED.to_owned(), ksm.enabled.to_string());
     if schedulable {
         switches.insert(label::SCHEDULABLE.to_owned(), "true".to_owned());
     }
@@ -202,17 +213,20 @@ fn decide(
             changes.insert(key, Some(value));
         }
     }
-    if changes.is_empty() && time.is_none() {
+    // RFC 3339 without fractions, as readers expect.
+    let time = time.map(|time| (annotation::HEARTBEAT, time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()));
+    let was_managed = annotations.get(annotation::KSM_HANDLER_MANAGED).is_some_and(|managed| managed == "true");
+    let managed = (ksm.managed != was_managed).then(|| (annotation::KSM_HANDLER_MANAGED, ksm.managed.to_string()));
+    let noted: BTreeMap<&str, String> = time.into_iter().chain(managed).collect();
+    if changes.is_empty() && noted.is_empty() {
         return None;
     }
     let mut metadata = serde_json::Map::new();
     if !changes.is_empty() {
         metadata.insert("labels".to_owned(), json!(changes));
     }
-    if let Some(time) = time {
-        // RFC 3339 without fractions, as readers expect.
-        let time = time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        metadata.insert("annotations".to_owned(), json!({annotation::HEARTBEAT: time}));
+    if !noted.is_empty() {
+        metadata.insert("annotations".to_owned(), json!(noted));
     }
     Some(json!({"metadata": metadata}))
 }
@@ -223,6 +237,8 @@ mod tests {
 
     use super::*;
     use crate::devices::plugin::{Registration, offers::Offer};
+
+    const NONE: ksm::Shown = ksm::Shown { enabled: false, managed: false };
 
     fn metadata(labels: &[(&str, &str)], annotations: &[(&str, &str)]) -> ObjectMeta {
         let map =
@@ -237,6 +253,7 @@ mod tests {
             deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
             labeller_dir: PathBuf::new(),
             kubelet_dir: PathBuf::new(),
+            ksm_dir: PathBuf::new(),
         };
         for machine_type in ["pc-q35-4.0", "pc-q35-4.1"] {
             show_deprecated(&config, &BTreeSet::from([machine_type.to_owned()]));
@@ -256,7 +273,7 @@ mod tests {
     fn a_new_node_gets_labels_and_heartbeat_in_one_patch() {
         let time = "2026-01-02T03:04:05.678Z".parse().unwrap();
         let patch =
-            decide(&metadata(&[], &[]), Some(&capabilities()), &NodeFacts::default(), true, Some(time)).unwrap();
+            decide(&metadata(&[], &[]), Some(&capabilities()), &NodeFacts::default(), true, NONE, Some(time)).unwrap();
         assert_eq!(
             patch,
             json!({"metadata": {
@@ -266,6 +283,7 @@ mod tests {
                     "machine-type.node.kubevirt.io/q35": "true",
                     "kubevirt.io/cpumanager": "false",
                     "cpumanager": "false",
+                    "kubevirt.io/ksm-enabled": "false",
                 },
             }})
         );
@@ -279,27 +297,67 @@ mod tests {
                 ("machine-type.node.kubevirt.io/q35", "true"),
                 ("kubevirt.io/cpumanager", "false"),
                 ("cpumanager", "false"),
+                ("kubevirt.io/ksm-enabled", "false"),
             ],
             &[],
         );
         let facts = NodeFacts::default();
-        assert_eq!(decide(&settled, Some(&capabilities()), &facts, true, None), None);
-        let beat = decide(&settled, Some(&capabilities()), &facts, true, Some(Timestamp::UNIX_EPOCH)).unwrap();
+        assert_eq!(decide(&settled, Some(&capabilities()), &facts, true, NONE, None), None);
+        let beat = decide(&settled, Some(&capabilities()), &facts, true, NONE, Some(Timestamp::UNIX_EPOCH)).unwrap();
         assert_eq!(beat, json!({"metadata": {"annotations": {"kubevirt.io/heartbeat": "1970-01-01T00:00:00Z"}}}));
         // Plugins are not registered for a while, or nothing is known about the node: no change.
-        assert_eq!(decide(&settled, Some(&capabilities()), &facts, false, None), None);
-        assert_eq!(decide(&settled, None, &facts, false, None), None);
+        assert_eq!(decide(&settled, Some(&capabilities()), &facts, false, NONE, None), None);
+        assert_eq!(decide(&settled, None, &facts, false, NONE, None), None);
     }
 
     #[test]
     fn an_unschedulable_node_becomes_schedulable_again() {
         let lost = metadata(
-            &[("kubevirt.io/schedulable", "false"), ("kubevirt.io/cpumanager", "false"), ("cpumanager", "false")],
+            &[
+                ("kubevirt.io/schedulable", "false"),
+                ("kubevirt.io/cpumanager", "false"),
+                ("cpumanager", "false"),
+                ("kubevirt.io/ksm-enabled", "false"),
+            ],
             &[("node-labeller.kubevirt.io/skip-node", "")],
         );
-        let patch = decide(&lost, Some(&capabilities()), &NodeFacts::default(), true, None).unwrap();
+        let patch = decide(&lost, Some(&capabilities()), &NodeFacts::default(), true, NONE, None).unwrap();
         assert_eq!(patch, json!({"metadata": {"labels": {"kubevirt.io/schedulable": "true"}}}));
-        assert_eq!(decide(&lost, Some(&capabilities()), &NodeFacts::default(), false, None), None);
+        assert_eq!(decide(&lost, Some(&capabilities()), &NodeFacts::default(), false, NONE, None), None);
+    }
+
+    #[test]
+    fn same_page_merging_is_shown() {
+        let known = |enabled: &str, managed: &[(&str, &str)]| {
+            let labels =
+                [("kubevirt.io/cpumanager", "false"), ("cpumanager", "false"), ("kubevirt.io/ksm-enabled", enabled)];
+            metadata(&labels, managed)
+        };
+        let managed = |value: &'static str| [("kubevirt.io/ksm-handler-managed", value)];
+        let both = ksm::Shown { enabled: true, managed: true };
+        let enabled = ksm::Shown { enabled: true, managed: false };
+        for (current, shown, expected) in [
+            (known("false", &[]), NONE, Value::Null),
+            (known("true", &managed("true")), both, Value::Null),
+            (
+                known("false", &[]),
+                both,
+                json!({"labels": {"kubevirt.io/ksm-enabled": "true"}, "annotations": {"kubevirt.io/ksm-handler-managed": "true"}}),
+            ),
+            (
+                known("true", &managed("true")),
+                enabled,
+                json!({"annotations": {"kubevirt.io/ksm-handler-managed": "false"}}),
+            ),
+            (known("true", &managed("false")), NONE, json!({"labels": {"kubevirt.io/ksm-enabled": "false"}})),
+        ] {
+            let patch = decide(&current, None, &NodeFacts::default(), false, shown, None);
+            assert_eq!(
+                patch.map(|patch| patch["metadata"].clone()).unwrap_or_default(),
+                expected,
+                "{current:?} {shown:?}"
+            );
+        }
     }
 
     #[test]
@@ -310,10 +368,11 @@ mod tests {
                 ("machine-type.node.kubevirt.io/q35", "true"),
                 ("kubevirt.io/cpumanager", "false"),
                 ("cpumanager", "false"),
+                ("kubevirt.io/ksm-enabled", "false"),
             ],
             &[],
         );
-        let patch = decide(&stale, Some(&capabilities()), &NodeFacts::default(), false, None).unwrap();
+        let patch = decide(&stale, Some(&capabilities()), &NodeFacts::default(), false, NONE, None).unwrap();
         assert_eq!(patch, json!({"metadata": {"labels": {"cpu-model.node.kubevirt.io/Gone": null}}}));
     }
 
@@ -351,6 +410,7 @@ mod tests {
             deprecated: crate::metrics::Metrics::new().unwrap().deprecated_machine_types,
             labeller_dir: "/nonexistent".into(),
             kubelet_dir: "/nonexistent".into(),
+            ksm_dir: "/nonexistent".into(),
         }
     }
 
@@ -362,7 +422,8 @@ mod tests {
         let (cluster, stop) = (ConfigHandle::fixed(ClusterConfig::default()), CancellationToken::new());
         let running = tokio::spawn(keep(node_1(), Api::all(api_server(sender)), seen, cluster, offers, stop.clone()));
         let start = Instant::now();
-        let switches = [("kubevirt.io/cpumanager", "false"), ("cpumanager", "false")];
+        let switches =
+            [("kubevirt.io/cpumanager", "false"), ("cpumanager", "false"), ("kubevirt.io/ksm-enabled", "false")];
         let first: Value = patches.recv().await.unwrap();
         assert_eq!(first["metadata"]["labels"]["cpumanager"], "false", "{first}");
         versions.unbounded_send(metadata(&switches, &[])).unwrap();

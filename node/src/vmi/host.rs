@@ -194,8 +194,8 @@ impl NodeHost {
 /// Devices that a VMI needs.
 struct Needs {
     volumes: Vec<String>,
-    /// The VMI uses host devices, and needs this much locked memory for them.
     host_devices: bool,
+    /// Bytes that may be locked.
     locked_memory: Option<u64>,
 }
 
@@ -208,9 +208,9 @@ fn equip(launcher: &Peer, needs: &Needs, node_devices: &Path) -> Result<bool, sa
     if needs.host_devices {
         let granted = grant::host::grant(&dev, &node, RUNTIME_USER)?;
         tracing::info!(devices = ?granted, "host devices granted to virt-launcher");
-        if let Some(bytes) = needs.locked_memory {
-            launcher.allow_locked_memory(bytes)?;
-        }
+    }
+    if let Some(bytes) = needs.locked_memory {
+        launcher.allow_locked_memory(bytes)?;
     }
     Ok(grant::has_kvm(&dev))
 }

@@ -82,7 +82,6 @@ const SETTINGS: &[Setting] = &[
     setting("spec.configuration.developerConfiguration.logVerbosity.virtOperator", NO_SUCH_PROCESS),
     setting("spec.configuration.developerConfiguration.logVerbosity.virtSynchronizationController", NO_SUCH_PROCESS),
     setting("spec.configuration.handlerConfiguration.restClient.rateLimiter.tokenBucketRateLimiter.qps", NO_LIMIT),
-    setting("spec.configuration.ksmConfiguration", "set up kernel same-page merging on the nodes themselves"),
     setting("spec.configuration.mediatedDevicesConfiguration", MEDIATED),
     setting(
         "spec.configuration.migrations.disableTLS",
@@ -134,7 +133,6 @@ const GATES: &[(&str, &str)] = &[
     ("OCIExport", "export of volumes"),
     ("PasstBinding", "passt"),
     ("Plugins", "plugins"),
-    ("ReservedOverheadMemlock", "locked memory"),
     ("Snapshot", "snapshots"),
     ("Template", "templates of virtual machines"),
     ("WorkloadEncryptionSEV", ENCRYPTION),
@@ -293,7 +291,6 @@ mod tests {
             ("spec.configuration.developerConfiguration.diskVerification", json!({"memoryLimit": "1Gi"})),
             ("spec.configuration.developerConfiguration.logVerbosity.virtOperator", json!(0)),
             ("spec.configuration.developerConfiguration.logVerbosity.virtSynchronizationController", json!(4)),
-            ("spec.configuration.ksmConfiguration", json!({"nodeLabelSelector": {}})),
             ("spec.configuration.mediatedDevicesConfiguration", json!({"mediatedDeviceTypes": ["nvidia-222"]})),
             ("spec.configuration.migrations.disableTLS", json!(true)),
             ("spec.configuration.migrations.network", json!("kubevirt/migrations")),

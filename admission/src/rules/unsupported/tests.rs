@@ -56,12 +56,6 @@ fn each_entry_names_its_field() {
         (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
         (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
         (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
-        (json!({"domain": {"cpu": {"numa": {}}}}), "domain.cpu.numa"),
-        (json!({"domain": {"memory": {"hugepages": {"pageSize": "2Mi"}}}}), "domain.memory.hugepages"),
-        (
-            json!({"domain": {"memory": {"reservedOverhead": {"memLock": "Required"}}}}),
-            "domain.memory.reservedOverhead.memLock",
-        ),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
         (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
         (

@@ -89,6 +89,18 @@ fn annotation_of_any_value_makes_the_launcher_fail() {
 }
 
 #[test]
+fn launcher_waits_for_the_permission_to_lock_memory() {
+    for (lock, waits) in [("Required", true), ("NotRequired", false)] {
+        let mut instance = vmi(small());
+        let overhead = serde_json::from_value(json!({"memLock": lock})).unwrap();
+        instance.spec.domain.memory.get_or_insert_default().reserved_overhead = Some(overhead);
+        let pod = rendered_vmi(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();
+        assert_eq!(args.contains(&json!("--locks-memory")), waits, "{lock}");
+    }
+}
+
+#[test]
 fn long_names_become_names_and_labels_that_fit() {
     for length in [1, 63, 64, 169, 253] {
         let name = "a".repeat(length);

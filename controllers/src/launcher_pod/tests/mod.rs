@@ -131,6 +131,22 @@ fn pod_has_one_container_and_passes_the_restricted_standard() {
 }
 
 #[test]
+fn guest_that_sees_numa_nodes_has_the_profile_that_binds_memory() {
+    let of = |numa: Value, own: Option<&str>| {
+        let config = ClusterConfig { seccomp_localhost_profile: own.map(str::to_owned), ..ClusterConfig::default() };
+        let mut instance = vmi(small());
+        instance.spec.domain.cpu = serde_json::from_value(json!({"numa": numa})).unwrap();
+        let pod = rendered_vmi(&instance, &config, NamespaceLimits::default()).unwrap();
+        pod["spec"]["securityContext"]["seccompProfile"].clone()
+    };
+    let local = |profile: &str| json!({"type": "Localhost", "localhostProfile": profile});
+    let mapped = || json!({"guestMappingPassthrough": {}});
+    assert_eq!(of(json!({}), None), json!({"type": "RuntimeDefault"}));
+    assert_eq!(of(mapped(), None), local("ferrovirt/numa.json"));
+    assert_eq!(of(mapped(), Some("own.json")), local("own.json"));
+}
+
+#[test]
 fn probes_of_the_guest_agent_run_a_program_in_the_container() {
     for (probe, timeout, words) in [
         (json!({"guestAgentPing": {}}), 2, "virt-probe --domainName shop_web --timeoutSeconds 1 --guestAgentPing"),

@@ -66,14 +66,22 @@ fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
 
 #[test]
 fn hugepages_replace_guest_memory() {
-    let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}}}});
-    let pod = rendered(merged(small(), &pages));
-    let overhead =
-        pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
-    let resources = &pod["spec"]["containers"][0]["resources"];
-    assert_eq!(resources["requests"]["hugepages-2Mi"], "128Mi");
-    assert_eq!(resources["limits"]["hugepages-2Mi"], "128Mi");
-    assert_eq!(resources["requests"]["memory"], json!(api::quantity::bytes(overhead)));
+    for (requests, beside) in [
+        (json!({}), 0),
+        // What the guest uses beyond a smaller request would belong to other pods.
+        (json!({"memory": "64Mi"}), 0),
+        (json!({"memory": "256Mi"}), 128 << 20),
+    ] {
+        let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}},
+            "resources": {"requests": requests}}});
+        let pod = rendered(merged(small(), &pages));
+        let overhead: i64 =
+            pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+        let resources = &pod["spec"]["containers"][0]["resources"];
+        assert_eq!(resources["requests"]["hugepages-2Mi"], "128Mi");
+        assert_eq!(resources["limits"]["hugepages-2Mi"], "128Mi");
+        assert_eq!(resources["requests"]["memory"], json!(api::quantity::bytes(overhead + beside)), "{requests}");
+    }
 }
 
 /// A configuration that permits devices of these resources.

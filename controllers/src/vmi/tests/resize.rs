@@ -98,6 +98,24 @@ const ONE: (&str, &str) = ("100m", "1182Mi");
 const TWO: (&str, &str) = ("200m", "1190Mi");
 
 #[test]
+fn guest_in_huge_pages_grows_in_another_pod() {
+    let pages = |amount: &str| json!({"requests": {"memory": "158Mi", "cpu": "100m", "hugepages-2Mi": amount}, "limits": {"hugepages-2Mi": amount}});
+    let wants = |guest: &str| {
+        running(&json!({"spec": {"domain": {"memory": {"guest": guest, "hugepages": {"pageSize": "2Mi"}}}}}))
+    };
+    for (guest, of_pod, shown) in [
+        ("1Gi", "1Gi", None),
+        ("2Gi", "1Gi", Some("PodResizeInfeasible")),
+        ("2Gi", "2Gi", Some("PodResized")),
+        ("2Gi", "3Gi", Some("PodResized")),
+    ] {
+        let pod = launcher(&pages(of_pod), &pages(of_pod), Value::Null);
+        let found = outcome(&wants(guest), pod, None, "HotMemoryChange");
+        assert_eq!(found, (Value::Null, shown.map(str::to_owned)), "{guest} in {of_pod}");
+    }
+}
+
+#[test]
 fn pod_grows_before_its_guest() {
     let (one, two) = (amounts(ONE.0, ONE.1), amounts(TWO.0, TWO.1));
     let grown = || json!({"spec": {"domain": {"cpu": {"sockets": 2}}}});

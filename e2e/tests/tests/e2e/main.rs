@@ -45,6 +45,7 @@ mod live_resize;
 mod live_resize_faults;
 mod long_names;
 mod manifests;
+mod memory;
 mod memory_dump;
 mod memory_dump_faults;
 mod metrics_access;

@@ -60,7 +60,7 @@ fn invalid_vms_are_refused_with_the_field_named() {
             ("runStrategy: Halted", "runStrategy: Halted\n  running: true", "mutually exclusive"),
             ("image: 'ferrovirt.io/guests/tiny:devel'", "image: ''", "image"),
             ("runStrategy: Halted", "runStrategy: Halted\n  runStrategie: Always", "runStrategie"),
-            ("memory: {guest: 128Mi}", "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}", "hugepages"),
+            ("memory: {guest: 128Mi}", "memory: {guest: 129Mi, hugepages: {pageSize: 2Mi}}", "hugepages"),
         ] {
             ensure!(good.contains(from), "the manifest has no {from:?}");
             let message = s.refused(&good.replacen(from, to, 1)).await?;

@@ -126,6 +126,16 @@ fn guest_grows_and_shrinks_as_far_as_its_definition_allows() {
         assert_eq!(between(active, &domain(vcpus, wanted, "")), expected, "{vcpus} {wanted} of {active}");
     }
     assert_eq!(parse(&grown).memory_requested(), Some(2 * gib));
+    let paged = plain.replace(
+        "</memory>",
+        "</memory><memoryBacking><hugepages><page size='1048576' unit='KiB'/></hugepages></memoryBacking>",
+    );
+    let difference = between(&paged, &domain(2, 3 * gib, ""));
+    assert!(
+        matches!(&difference.steps[..], [Step::Memory { xml, .. }] if xml.contains("<block unit='b'>1073741824</block>")),
+        "{difference:?}"
+    );
+    assert_eq!(between(&paged, &domain(2, gib + (2 << 20), "")), at_restart(&memory, "amount of memory"));
 }
 
 #[test]

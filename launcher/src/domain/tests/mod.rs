@@ -213,6 +213,8 @@ fn vmis_become_the_recorded_xml() {
                 "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "virtio"}}]}},
         "networks": [{"name": "default", "pod": {}}],
         "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
+    let paged = with_domain(json!({"memory": {"guest": "2Gi", "maxGuest": "4Gi", "hugepages": {"pageSize": "1Gi"}}}));
+    let mapped = mapped("64Mi", json!({"cores": 2, "realtime": {}}));
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
     let shared = json!({"domain": {"memory": {"guest": "128Mi", "maxGuest": "1Gi"}, "features": {"acpi": {}},
             "devices": {"filesystems": [{"name": "data", "virtiofs": {}}, {"name": "settings", "virtiofs": {}}]}},
@@ -224,6 +226,8 @@ fn vmis_become_the_recorded_xml() {
         ("full", &full(), true),
         ("windows", &windows(), true),
         ("shared", &shared, false),
+        ("huge-pages", &paged, false),
+        ("numa", &mapped, false),
     ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
         let path = directory.join(format!("{name}.xml"));
@@ -347,6 +351,60 @@ fn domain_can_grow_to_its_maximums() {
     let same = xml(with_domain(same));
     assert!(same.contains("<vcpu placement='static'>2</vcpu>"), "{same}");
     assert!(!same.contains("maxMemory") && !same.contains("<numa>"), "{same}");
+}
+
+/// A guest in huge pages that sees the NUMA nodes of its CPUs.
+fn mapped(guest: &str, cpu: Value) -> Value {
+    let mut cpu = cpu;
+    cpu["dedicatedCpuPlacement"] = json!(true);
+    cpu["numa"] = json!({"guestMappingPassthrough": {}});
+    with_domain(json!({"cpu": cpu, "memory": {"guest": guest, "hugepages": {"pageSize": "2Mi"}}}))
+}
+
+#[test]
+fn guest_has_the_numa_nodes_of_its_cpus() {
+    let found = xml(mapped("64Mi", json!({"sockets": 2, "maxSockets": 4})));
+    for part in [
+        "<allocation mode='immediate'/>",
+        "<memory mode='strict' nodeset='0'/>",
+        "<memnode cellid='0' mode='strict' nodeset='0'/>",
+        "<cell id='0' cpus='0,1,2,3' memory='67108864' unit='b'/>",
+    ] {
+        assert!(found.contains(part), "{part} in {found}");
+    }
+    assert!(!found.contains("nosharepages"), "{found}");
+    let error = error(mapped("63Mi", json!({"cores": 1})));
+    assert!(error.is_permanent());
+    assert_eq!(
+        error.to_string(),
+        "cannot map the NUMA nodes of the host: 66060288 bytes of memory are no multiple of huge pages of 2097152 bytes"
+    );
+}
+
+#[test]
+fn huge_pages_back_the_guest() {
+    let rendered = |memory: Value, annotations: Value| {
+        let mut vmi = vmi(with_domain(json!({"memory": memory})));
+        vmi.metadata.annotations = serde_json::from_value(annotations).unwrap();
+        convert_with(&vmi, true)
+    };
+    let small = json!({"guest": "64Mi", "hugepages": {"pageSize": "2Mi"}});
+    let grown = json!({"guest": "2Gi", "maxGuest": "4Gi", "hugepages": {"pageSize": "1Gi"}});
+    let of = |size: &str| format!("<hugepages><page size='{size}' unit='b'/></hugepages>");
+    for (memory, annotations, expected) in [
+        (json!({"guest": "64Mi"}), json!({}), None),
+        (small.clone(), json!({}), Some(of("2097152") + "<source type='memfd'/>")),
+        (small.clone(), json!({"kubevirt.io/memfd": "true"}), Some(of("2097152") + "<source type='memfd'/>")),
+        (small, json!({"kubevirt.io/memfd": "false"}), Some(of("2097152"))),
+        (grown, json!({}), Some(of("1073741824") + "<source type='memfd'/><allocation mode='immediate'/>")),
+    ] {
+        let xml: String = rendered(memory.clone(), annotations).unwrap().xml.lines().map(str::trim).collect();
+        let backing =
+            xml.split_once("<memoryBacking>").and_then(|(_, rest)| Some(rest.split_once("</memoryBacking>")?.0));
+        assert_eq!(backing, expected.as_deref(), "{memory}");
+    }
+    let nothing = rendered(json!({"guest": "64Mi", "hugepages": {"pageSize": "0"}}), json!({}));
+    assert_eq!(nothing.unwrap_err(), DomainError::PageSize("0".into()));
 }
 
 #[test]

@@ -59,6 +59,7 @@ impl TestPod {
             allow_emulation: true,
             libvirt_log_filters: None,
             ovmf_path: "/nowhere".into(),
+            locks_memory: false,
             simulate_crash,
         };
         let (tasks, failures) = Tasks::new();
@@ -456,12 +457,15 @@ async fn a_simulated_failure_is_published_before_the_launcher_ends() {
 async fn a_vmi_with_unsupported_fields_fails_with_their_names() {
     let pod = TestPod::new("unsupported");
     let worker = pod.worker_with(false);
-    let error = worker.sync(json!({"cpu": {"numa": {}}, "launchSecurity": {"sev": {}}})).await.unwrap_err();
+    let error = worker
+        .sync(json!({"devices": {"hostDevices": [{"name": "d", "claimName": "c"}]}, "launchSecurity": {"sev": {}}}))
+        .await
+        .unwrap_err();
     let failure = worker.engine.watch().borrow().failure.clone();
     assert!(matches!(worker.sync(json!({})).await, Err(RequestError::Ended)));
     assert_eq!(
         failure,
-        "VMI uses fields that virt-launcher does not support: spec.domain.cpu.numa, spec.domain.launchSecurity"
+        "VMI uses fields that virt-launcher does not support: spec.domain.devices.hostDevices[0].claimName, spec.domain.launchSecurity"
     );
     assert_eq!(error.to_string(), failure);
     assert_eq!(worker.finish().await, Outcome { success: false, message: failure });

@@ -6,12 +6,14 @@
 
 use api::{VirtualMachineInstance, kubevirt::network::PermittedHostDevices, quantity};
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
 use super::is_granted;
 use crate::safe_dir::{Error, Kind, SafeDir};
 
 /// Most entries of one device directory of a container.
 const MAX_NODES: usize = 256;
-/// Memory that QEMU maps for devices besides the guest's, as libvirt counts it, doubled.
+/// Memory that QEMU locks besides the guest's, as libvirt counts it for devices, doubled.
 const LOCKED_BESIDE_GUEST: u64 = 2 << 30;
 
 /// Returns the resources of the host devices that a VMI requests.
@@ -26,21 +28,25 @@ pub(crate) fn uses_any(vmi: &VirtualMachineInstance) -> bool {
     resources(vmi).next().is_some()
 }
 
-/// Returns the memory that the launcher of a VMI must lock: a device behind the IOMMU can access the guest's memory at any
-/// time. `None` if there are only USB devices.
+/// Returns the memory that the launcher of a VMI must be able to lock, because the VMI requires it, or because a device behind the
+/// IOMMU can access the guest's memory at any time. `None` if nothing locks memory.
 pub(crate) fn locked_memory(vmi: &VirtualMachineInstance, permitted: Option<&PermittedHostDevices>) -> Option<u64> {
     let usb = |resource: &str| {
         permitted.is_some_and(|permitted| permitted.usb.iter().any(|device| device.resource_name == resource))
     };
-    if resources(vmi).all(usb) {
+    let domain = &vmi.spec.domain;
+    if resources(vmi).all(usb) && !domain.locks_memory() {
         return None;
     }
-    let domain = &vmi.spec.domain;
-    let guest = domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    let memory = domain.memory.as_ref();
+    let guest = memory.and_then(|memory| memory.guest.as_ref());
     let resources = &domain.resources;
     let guest = guest.or_else(|| resources.requests.get("memory")).or_else(|| resources.limits.get("memory"));
-    let bytes = guest.and_then(|guest| quantity::units(guest).ok()).and_then(|bytes| u64::try_from(bytes).ok());
-    Some(bytes.unwrap_or(0).saturating_add(LOCKED_BESIDE_GUEST))
+    let bytes = |amount: &Quantity| quantity::units(amount).ok().and_then(|bytes| u64::try_from(bytes).ok());
+    let most = memory.and_then(|memory| memory.max_guest.as_ref()).and_then(bytes);
+    let added = memory.and_then(|memory| memory.reserved_overhead.as_ref()?.added_overhead.as_ref()).and_then(bytes);
+    let guest = guest.and_then(bytes).max(most).unwrap_or(0);
+    Some(guest.saturating_add(added.unwrap_or(0)).saturating_add(LOCKED_BESIDE_GUEST))
 }
 
 /// Gives the host devices in a container's `dev` to a user. `node` is the node's own `/dev`. Returns the names of the
@@ -134,6 +140,22 @@ mod tests {
             assert_eq!(uses_any(&vmi), devices != json!({}), "{devices}");
         }
         assert_eq!(locked_memory(&vmi_with(host("v.org/stick")), None), Some(3 * gigabyte));
+        let locked = |memory: Value| {
+            let mut vmi = vmi_with(json!({}));
+            vmi.spec.domain.memory = serde_json::from_value(memory).unwrap();
+            locked_memory(&vmi, None)
+        };
+        for (memory, expected) in [
+            (json!({"guest": "1Gi", "reservedOverhead": {"memLock": "NotRequired"}}), None),
+            (json!({"guest": "1Gi", "reservedOverhead": {"addedOverhead": "1Gi"}}), None),
+            (json!({"guest": "1Gi", "reservedOverhead": {"memLock": "Required"}}), Some(3 * gigabyte)),
+            (
+                json!({"guest": "1Gi", "maxGuest": "4Gi", "reservedOverhead": {"memLock": "Required", "addedOverhead": "1Gi"}}),
+                Some(7 * gigabyte),
+            ),
+        ] {
+            assert_eq!(locked(memory.clone()), expected, "{memory}");
+        }
     }
 
     fn node(path: &Path, major: u32, minor: u32) -> bool {

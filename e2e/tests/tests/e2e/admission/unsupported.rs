@@ -45,7 +45,6 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
             ]})),
             "gpus[0].virtualGPUOptions.display",
         ),
-        ("huge pages", domain(json!({"memory": {"hugepages": {"pageSize": "2Mi"}}})), "domain.memory.hugepages"),
         (
             "pinned CPUs",
             domain(json!({"cpu": {"cores": 2, "dedicatedCpuPlacement": true}})),

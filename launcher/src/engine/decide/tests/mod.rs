@@ -46,6 +46,7 @@ impl Table {
             allow_emulation: true,
             libvirt_log_filters: None,
             ovmf_path: "/nowhere".into(),
+            locks_memory: false,
             simulate_crash: false,
         };
         let now = Instant::now();

@@ -99,7 +99,7 @@ fn a_domain_that_is_being_stopped_is_not_changed() {
 
 #[test]
 fn unsupported_fields_fail_a_start_for_good_and_a_running_domain_never() {
-    let unsupported = || Request::Sync(wanted("m", &json!({"cpu": {"numa": {}}})));
+    let unsupported = || Request::Sync(wanted("m", &json!({"launchSecurity": {"sev": {}}})));
     let mut table = Table::connected();
     table.request(unsupported());
     assert!(matches!(table.last_answer(), Some(Err(RequestError::Unsupported(_)))));
