@@ -65,6 +65,9 @@ pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Ve
     if passthrough.is_some_and(|hyperv| hyperv.enabled.unwrap_or(true)) {
         add("HypervPassthroughNotLiveMigratable", "VMI uses hyperv passthrough".into(), true);
     }
+    if domain.maps_numa() {
+        add(NOT_MIGRATABLE, "VMI sees the NUMA nodes of its host".into(), true);
+    }
     if let Some(message) = disks(vmi) {
         add("DisksNotLiveMigratable", message, false);
     }
@@ -217,6 +220,13 @@ mod tests {
         assert!(message.starts_with(expected), "{message}");
         let chosen = json!({"topologyHints": {"tscFrequency": 2_000_000_000}});
         assert_eq!(first(&vmi(spec, chosen)).0, "NotMigratable");
+    }
+
+    #[test]
+    fn numa_nodes_of_the_host_are_an_obstacle() {
+        let mut mapped = vmi(json!({"domain": {"devices": {}}}), json!({}));
+        mapped.spec.domain.cpu = serde_json::from_value(json!({"numa": {"guestMappingPassthrough": {}}})).unwrap();
+        assert_eq!(first(&mapped), (NOT_MIGRATABLE, "VMI sees the NUMA nodes of its host".to_owned()));
     }
 
     #[test]
