@@ -87,9 +87,9 @@ pub struct VmiArgs {
     /// Directory of UEFI firmware images.
     #[arg(long, default_value = "/usr/share/OVMF")]
     pub ovmf_path: PathBuf,
-    /// Memory of the VMI may be locked: virt-handler permits it before the daemon starts.
+    /// Start libvirt's daemon after virt-handler has raised limits of this process, which the daemon and QEMU inherit.
     #[arg(long)]
-    pub locks_memory: bool,
+    pub await_limits: bool,
     /// Fail at once, for tests.
     #[arg(long)]
     pub simulate_crash: bool,

@@ -86,7 +86,7 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
         arguments.push("--allow-emulation".to_owned());
     }
     if inputs.instance.spec.domain.locks_memory() {
-        arguments.push("--locks-memory".to_owned());
+        arguments.push("--await-limits".to_owned());
     }
     if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata, verbosity) {
         // One argument, so that a user's text cannot become an option.

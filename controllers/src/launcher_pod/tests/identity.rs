@@ -96,7 +96,7 @@ fn launcher_waits_for_the_permission_to_lock_memory() {
         instance.spec.domain.memory.get_or_insert_default().reserved_overhead = Some(overhead);
         let pod = rendered_vmi(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
         let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();
-        assert_eq!(args.contains(&json!("--locks-memory")), waits, "{lock}");
+        assert_eq!(args.contains(&json!("--await-limits")), waits, "{lock}");
     }
 }
 

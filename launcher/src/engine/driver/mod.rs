@@ -171,7 +171,7 @@ impl Driver {
     }
 
     /// Returns the first input. The daemon starts ahead of Hello, unless virt-handler must first open /dev/kvm, which the
-    /// daemon checks when it starts, or raise the limit of locked memory, which the daemon and QEMU inherit.
+    /// daemon checks when it starts, or raise limits of locked memory or of real-time priority, which the daemon and QEMU inherit.
     /// A restarted worker takes over the running daemon; the directory that each start creates first shows that a domain may
     /// run.
     fn begin(&self) -> Input {
@@ -179,7 +179,7 @@ impl Driver {
         let adopting = paths.domain(&args.uid).exists();
         let migration = migration::read(&paths.migration_record()).map(Box::new);
         let must_wait =
-            args.locks_memory || host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
+            args.await_limits || host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
         Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash, migration }
     }
 

@@ -59,7 +59,7 @@ impl TestPod {
             allow_emulation: true,
             libvirt_log_filters: None,
             ovmf_path: "/nowhere".into(),
-            locks_memory: false,
+            await_limits: false,
             simulate_crash,
         };
         let (tasks, failures) = Tasks::new();

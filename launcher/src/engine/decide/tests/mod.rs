@@ -46,7 +46,7 @@ impl Table {
             allow_emulation: true,
             libvirt_log_filters: None,
             ovmf_path: "/nowhere".into(),
-            locks_memory: false,
+            await_limits: false,
             simulate_crash: false,
         };
         let now = Instant::now();
