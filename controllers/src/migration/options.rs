@@ -3,8 +3,10 @@
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use api::{
-    VirtualMachineInstance, config::ClusterConfig, policy::MigrationPolicySpec,
-    vmi::migration::MigrationConfigurationOptions,
+    VirtualMachineInstance,
+    config::ClusterConfig,
+    policy::MigrationPolicySpec,
+    vmi::{devices::Devices, migration::MigrationConfigurationOptions},
 };
 
 use super::Observed;
@@ -28,10 +30,12 @@ pub(super) fn best_policy<'a>(
 /// Returns the settings in effect for a VMI.
 pub(super) fn settings(observed: &Observed, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
     let policy = best_policy(&observed.policies, vmi, &observed.namespace);
-    let options = options(&observed.config, policy.map(|policy| &policy.spec));
-    // virtiofsd does not support post-copy: QEMU would refuse the migration.
-    let is_served = !vmi.spec.domain.devices.filesystems.is_empty();
-    let allow_post_copy = options.allow_post_copy.map(|allowed| allowed && !is_served);
+    for_devices(options(&observed.config, policy.map(|policy| &policy.spec)), &vmi.spec.domain.devices)
+}
+
+/// Forbids post-copy to a VMI with file systems. virtiofsd does not support it, so that QEMU would refuse the migration.
+fn for_devices(options: MigrationConfigurationOptions, devices: &Devices) -> MigrationConfigurationOptions {
+    let allow_post_copy = options.allow_post_copy.map(|allowed| allowed && devices.filesystems.is_empty());
     MigrationConfigurationOptions { allow_post_copy, ..options }
 }
 
@@ -122,6 +126,13 @@ mod tests {
         assert_eq!(changed["bandwidthPerMigration"], "64Mi");
         assert_eq!((&changed["completionTimeoutPerGiB"], &changed["maxDowntimeMs"]), (&json!(7), &json!(5)));
         assert_eq!(changed["progressTimeout"], 150);
+        let with_post_copy: MigrationConfigurationOptions =
+            serde_json::from_value(with(json!({"allowPostCopy": true}))).unwrap();
+        for (filesystems, expected) in [(json!([]), true), (json!([{"name": "f", "virtiofs": {}}]), false)] {
+            let devices = serde_json::from_value(json!({"filesystems": filesystems})).unwrap();
+            let options = for_devices(with_post_copy.clone(), &devices);
+            assert_eq!((options.allow_post_copy, options.switches_to_post_copy()), (Some(expected), expected));
+        }
         let post_copy = with(json!({"allowPostCopy": true}));
         assert_eq!((&post_copy["allowPostCopy"], &post_copy["allowWorkloadDisruption"]), (&json!(true), &json!(true)));
     }
