@@ -542,6 +542,8 @@ pub mod event {
     pub const FAILED_DATA_VOLUME_CREATE: &str = "FailedDataVolumeCreate";
     /// The service account of a VM must not clone the source of a DataVolume.
     pub const UNAUTHORIZED_DATA_VOLUME_CREATE: &str = "UnauthorizedDataVolumeCreate";
+    /// The launcher pod of a VMI with dedicated CPUs does not have the quality of service Guaranteed.
+    pub const FAILED_GUARANTEE_RESOURCES: &str = "FailedGuaranteeResources";
     /// A DataVolume could not be filled.
     pub const FAILED_DATA_VOLUME_IMPORT: &str = "FailedDataVolumeImport";
     /// A DataVolume was deleted because its source is gone, and is created from another one. KubeVirt has no such event.

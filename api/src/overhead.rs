@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{
-    persistent_state, quantity,
+    dedicated, persistent_state, quantity,
     vmi::{domain::DomainSpec, spec::VirtualMachineInstanceSpec},
 };
 
@@ -79,8 +79,7 @@ pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: 
         sum += TPM;
     }
     sum = sum.saturating_add(i64::try_from(devices.filesystems.len()).unwrap_or(i64::MAX).saturating_mul(VIRTIOFSD));
-    let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
-    if guaranteed || dedicated {
+    if guaranteed || dedicated::is_dedicated(domain) {
         sum += GUARANTEED;
     }
     let added = domain

@@ -96,6 +96,11 @@ pub(crate) fn set_defaults(
             .entry(annotation::PCI_TOPOLOGY_VERSION.to_owned())
             .or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
     }
+    let is_isolated = vmi.spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread);
+    if let Some(value) = config.even_cpus.as_ref().filter(|_| is_isolated && config.enabled(FeatureGate::AlignCPUs)) {
+        let key = annotation::EMULATOR_THREAD_COMPLETE_TO_EVEN_PARITY.to_owned();
+        metadata.annotations.get_or_insert_default().insert(key, value.clone());
+    }
     let finalizers = metadata.finalizers.get_or_insert_default();
     if !finalizers.iter().any(|name| name == finalizer::VMI) {
         finalizers.push(finalizer::VMI.to_owned());
@@ -254,5 +259,34 @@ fn validate_node_restriction(
         errors.invalid("status", "Node restriction, virt-handler is only allowed to modify VMIs it owns");
     } else if old_target.is_none() && target(&new_status).is_some() {
         errors.invalid("status", "Node restriction, virt-handler is not allowed to set target node");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn annotation_for_even_cpus_reaches_vmis_with_an_isolated_emulator_while_the_gate_is_on() {
+        let generated = Generated { now: Time(Timestamp::UNIX_EPOCH), uuid: "u".into(), serial: "s".into() };
+        let key = annotation::EMULATOR_THREAD_COMPLETE_TO_EVEN_PARITY;
+        for (isolated, gates, value, expected) in [
+            (true, vec!["AlignCPUs".to_owned()], Some("x"), Some("x")),
+            (true, vec![], Some("x"), None),
+            (false, vec!["AlignCPUs".to_owned()], Some("x"), None),
+            (true, vec!["AlignCPUs".to_owned()], None, None),
+        ] {
+            let cpu = json!({"dedicatedCpuPlacement": true, "isolateEmulatorThread": isolated});
+            let vmi = json!({"metadata": {}, "spec": {"domain": {"cpu": cpu, "devices": {}}}});
+            let mut vmi: VirtualMachineInstance = serde_json::from_value(vmi).unwrap();
+            let config =
+                ClusterConfig { feature_gates: gates, even_cpus: value.map(Into::into), ..ClusterConfig::default() };
+            set_defaults(&mut vmi, &config, false, &generated).unwrap();
+            let found = vmi.metadata.annotations.unwrap_or_default().remove(key);
+            assert_eq!(found.as_deref(), expected, "{isolated}");
+        }
     }
 }

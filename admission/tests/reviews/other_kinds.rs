@@ -108,8 +108,8 @@ fn replica_set_selects_its_own_vmis() {
 fn applied_fields_of_a_preset_are_validated() {
     let call = |object| Call::new("/vmipreset-validate", "virtualmachineinstancepresets", "CREATE", object);
     call(preset("p", json!({"devices": {"tpm": {}}, "cpu": {"cores": 2}}))).allowed();
-    call(preset("p", json!({"devices": {}, "cpu": {"dedicatedCpuPlacement": true}})))
-        .refused("spec.domain.cpu.dedicatedCpuPlacement is not supported yet");
+    call(preset("p", json!({"devices": {}, "launchSecurity": {"snp": {}}})))
+        .refused("spec.domain.launchSecurity is not supported yet");
 }
 
 #[test]

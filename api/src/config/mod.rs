@@ -26,7 +26,7 @@ pub use self::{
 
 use crate::{
     FeatureGate,
-    constants::{annotation::SKIP_BACKUP_HOOKS, component},
+    constants::{annotation, component},
     enums::EvictionStrategy,
     kubevirt::{
         configuration::{ArchSpecificConfiguration, KubeVirtConfiguration, TlsConfiguration, VirtualMachineOptions},
@@ -179,6 +179,8 @@ pub struct ClusterConfig {
     pub vga_display_for_efi: bool,
     /// Omits the backup hooks of launcher pods, which freeze guests.
     pub skip_backup_hooks: bool,
+    /// New VMIs with an isolated emulator have an even number of CPUs; the value of their annotation.
+    pub even_cpus: Option<String>,
     /// False disables virt-template; its feature gate must be enabled too.
     pub virt_template: bool,
     /// Allows profiling of components.
@@ -193,8 +195,6 @@ pub struct ClusterConfig {
     pub request_limits: RequestLimits,
 }
 
-/// Annotation of the KubeVirt object that selects VGA for EFI guests.
-const VGA_DISPLAY_EFI: &str = "kubevirt.io/vga-display-efi-x86";
 const DEFAULT_VERBOSITY: u64 = 2;
 /// Limits device units per node, since kubelet receives each one separately.
 const MAX_INSTANCES_PER_NODE: u32 = 10_000;
@@ -244,6 +244,7 @@ impl Default for ClusterConfig {
             tls: TlsConfiguration::default(),
             vga_display_for_efi: false,
             skip_backup_hooks: false,
+            even_cpus: None,
             virt_template: true,
             cluster_profiler: false,
             feature_gates: Vec::new(),
@@ -269,8 +270,9 @@ impl ClusterConfig {
             config.default_architecture = architecture.to_owned();
         }
         let annotation = |key: &str| object.metadata.annotations.as_ref()?.get(key);
-        config.vga_display_for_efi = annotation(VGA_DISPLAY_EFI).is_some();
-        config.skip_backup_hooks = annotation(SKIP_BACKUP_HOOKS).is_some_and(|value| crate::is_true(value));
+        config.vga_display_for_efi = annotation("kubevirt.io/vga-display-efi-x86").is_some();
+        config.skip_backup_hooks = annotation(annotation::SKIP_BACKUP_HOOKS).is_some_and(|value| crate::is_true(value));
+        config.even_cpus = annotation(annotation::EMULATOR_THREAD_COMPLETE_TO_EVEN_PARITY).cloned();
         config.virt_template =
             from.virt_template_deployment.as_ref().and_then(|deployment| deployment.enabled).unwrap_or(true);
         config.workload_terms =

@@ -96,6 +96,10 @@ fn annotations_of_the_object_are_part_of_the_configuration() {
         let config = ClusterConfig::from_kubevirt(&object).unwrap();
         assert_eq!((config.vga_display_for_efi, config.skip_backup_hooks), (vga, skips), "{annotations}");
     }
+    let mut object = KubeVirt::new("kubevirt", crate::kubevirt::spec::KubeVirtSpec::default());
+    let even = [("alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity".to_owned(), "x".to_owned())];
+    object.metadata.annotations = Some(even.into());
+    assert_eq!(ClusterConfig::from_kubevirt(&object).unwrap().even_cpus.as_deref(), Some("x"));
 }
 
 #[test]

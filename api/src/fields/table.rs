@@ -12,7 +12,6 @@ use super::{
 const CLAIMED: &str = "devices by resource claims";
 const DISPLAYS: &str = "displays of virtual GPUs, which need GPUs with mediated devices";
 const ENCRYPTION: &str = "encrypted guests, which need processors with SEV, SEV-SNP or TDX";
-const PINNING: &str = "pinned CPUs";
 const RESERVATIONS: &str =
     "SCSI persistent reservations, which need a privileged helper on the node and SCSI disks that nodes share";
 const SECOND: &str = "more than one cloud-init volume: the guest reads only one";
@@ -101,15 +100,15 @@ pub const FIELDS: &[Field] = &[
     domain("domain.clock.timezone"),
     domain("domain.clock.utc.offsetSeconds"),
     domain("domain.cpu.cores"),
-    pod("domain.cpu.dedicatedCpuPlacement").lacks(PINNING),
+    domain("domain.cpu.dedicatedCpuPlacement"),
     domain("domain.cpu.features[].name"),
     domain("domain.cpu.features[].policy"),
-    pod("domain.cpu.isolateEmulatorThread").lacks(PINNING),
+    domain("domain.cpu.isolateEmulatorThread"),
     domain("domain.cpu.maxSockets"),
     domain("domain.cpu.model"),
     domain("domain.cpu.numa").gated(gated::NUMA),
     domain("domain.cpu.numa.guestMappingPassthrough"),
-    pod("domain.cpu.realtime").lacks(PINNING),
+    domain("domain.cpu.realtime.mask"),
     domain("domain.cpu.sockets").changes(SOCKETS),
     domain("domain.cpu.threads"),
     domain("domain.devices.autoattachGraphicsDevice"),

@@ -81,12 +81,11 @@ fn refused_uses_are_named_with_their_items() {
             "gpus": [{"name": "a"}, {"name": "b", "requestName": "r"}],
             "disks": [{"name": "d", "changedBlockTracking": true}],
             "interfaces": [{"sriov": {}}],
-        }, "cpu": {"dedicatedCpuPlacement": true}},
+        }},
         "volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitNoCloud": {}}],
     });
     let names = |found: Vec<(String, &'static str)>| found.into_iter().map(|(path, _)| path).collect::<Vec<_>>();
     let all = [
-        "domain.cpu.dedicatedCpuPlacement",
         "domain.devices.disks[0].changedBlockTracking",
         "domain.devices.gpus[1].claimName",
         "domain.devices.interfaces[0].sriov",

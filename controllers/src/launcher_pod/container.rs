@@ -85,7 +85,8 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
     if inputs.config.use_emulation {
         arguments.push("--allow-emulation".to_owned());
     }
-    if inputs.instance.spec.domain.locks_memory() {
+    let domain = &inputs.instance.spec.domain;
+    if domain.locks_memory() || domain.cpu.as_ref().is_some_and(|cpu| cpu.realtime.is_some()) {
         arguments.push("--await-limits".to_owned());
     }
     if let Some(filters) = libvirt_log_filters(&inputs.instance.metadata, verbosity) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::{constants::device, overhead, quantity};
+use api::{constants::device, dedicated, overhead, quantity};
 use k8s_openapi::{
     api::core::v1::{ResourceClaim, ResourceRequirements},
     apimachinery::pkg::api::resource::Quantity,
@@ -90,17 +90,15 @@ fn is_guaranteed(requests: &Amounts, limits: &Amounts) -> bool {
 
 fn cpu(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
     let domain = &inputs.instance.spec.domain;
-    let threads = domain.io_threads.as_ref().and_then(|threads| threads.supplemental_pool_thread_count).unwrap_or(0);
-    let vcpus = i64::from(domain.cpu.as_ref().map_or(1, |cpu| cpu.vcpus()));
-    let total = vcpus.saturating_add(i64::from(threads));
-    let pinned = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
-    if pinned {
-        let emulator = i64::from(domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread));
-        let amount = Quantity(total.saturating_add(emulator).to_string());
+    if let Some(cpus) = dedicated::cpus(inputs.instance) {
+        let amount = Quantity(cpus.total().to_string());
         requests.insert("cpu".to_owned(), amount.clone());
         limits.insert("cpu".to_owned(), amount);
         return Ok(());
     }
+    let threads = domain.io_threads.as_ref().and_then(|threads| threads.supplemental_pool_thread_count).unwrap_or(0);
+    let vcpus = i64::from(domain.cpu.as_ref().map_or(1, |cpu| cpu.vcpus()));
+    let total = vcpus.saturating_add(i64::from(threads));
     if milli_of(requests, "cpu", "requests.cpu")?.is_none() {
         let ratio = i64::from(inputs.config.cpu_allocation_ratio.max(1));
         let milli = total.saturating_mul(1000) / ratio;
@@ -121,7 +119,7 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
         .transpose()?;
     let page_size = memory.and_then(|memory| memory.hugepages.as_ref()).and_then(|pages| pages.page_size.clone());
     let limit = bytes_of(limits, "memory", "limits.memory")?;
-    let pinned = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
+    let pinned = dedicated::is_dedicated(domain);
     let request = match (bytes_of(requests, "memory", "requests.memory")?, limit) {
         (Some(request), _) => request,
         (None, Some(limit)) => limit,

@@ -200,7 +200,9 @@ impl Wake {
     pub(crate) fn woken(&self) -> Vec<Key> {
         self.queue.open();
         let keys: Vec<Key> = std::iter::from_fn(|| self.queue.pop()).map(|taken| taken.key).collect();
-        keys.iter().for_each(|key| drop(self.queue.done(key, false)));
+        for key in &keys {
+            self.queue.done(key, false);
+        }
         keys
     }
 

@@ -3,7 +3,7 @@
 use api::{
     VirtualMachineInstance, VmiPhase,
     constants::{annotation, event, label},
-    quantity,
+    dedicated, quantity,
 };
 
 use super::{
@@ -12,7 +12,10 @@ use super::{
     pod_metadata::memory_overhead,
     pods::{may_have_moved, may_run_elsewhere},
 };
-use crate::{resources::pods::CachedPod, runtime::Decision};
+use crate::{
+    resources::pods::CachedPod,
+    runtime::{Decision, Effect, Event, Kind},
+};
 
 /// Time for virt-handler to record the end of a VMI whose launcher has ended.
 const HANDLER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
@@ -64,6 +67,13 @@ fn pending(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMac
             bind(pod, wanted);
             fail(wanted, pod.reason.clone());
         }
+        Some(pod) if lacks_guarantee(observed, pod) => {
+            fail(wanted, Some(event::FAILED_GUARANTEE_RESOURCES.to_owned()));
+            let regarding = Kind::Instance.reference(&observed.instance.metadata);
+            let message = "failed to guarantee pod resources: requests and limits of all containers must be equal";
+            let event = Event::warning(regarding, event::FAILED_GUARANTEE_RESOURCES, message);
+            decision.push(Effect::Event(event));
+        }
         // One write covers the pod and its node. Nothing is written before the scheduler has decided.
         Some(pod) if pod.node_name.is_some() || pod.is_unschedulable() || observed.instance.is_deleting() => {
             set(wanted, VmiPhase::Scheduling);
@@ -75,6 +85,12 @@ fn pending(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut VirtualMac
             None => set(wanted, VmiPhase::Scheduling),
         },
     }
+}
+
+/// Returns true for a pod whose CPUs others may use, although those of the VMI are dedicated.
+fn lacks_guarantee(observed: &Observed, pod: &CachedPod) -> bool {
+    let class = pod.qos_class.as_deref();
+    dedicated::is_dedicated(&observed.instance.spec.domain) && class.is_some_and(|class| class != "Guaranteed")
 }
 
 /// Returns the rest of the time for a scheduler to bind the pod.

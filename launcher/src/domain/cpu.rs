@@ -1,6 +1,9 @@
 //! CPUs.
 
-use api::{VirtualMachineInstance, dedicated, quantity, vmi::domain::DomainSpec};
+use api::{
+    VirtualMachineInstance, dedicated, quantity,
+    vmi::{cpu::Realtime, domain::DomainSpec},
+};
 
 use super::{
     DomainError, check,
@@ -52,7 +55,19 @@ pub(super) fn pinning(
         emulator: needed.emulator,
         strict: vmi.spec.domain.maps_numa(),
     };
-    pinning::assign(cpus, &demand).map(Some)
+    let pinning = pinning::assign(cpus, &demand)?;
+    let realtime = vmi.spec.domain.cpu.as_ref().and_then(|cpu| cpu.realtime.as_ref());
+    let realtime = realtime.map(|realtime| real_time(realtime, pinning.vcpus.len())).transpose()?;
+    Ok(Some(Pinning { realtime, ..pinning }))
+}
+
+/// Returns the vCPUs with real-time scheduling: all without a mask.
+fn real_time(realtime: &Realtime, vcpus: usize) -> Result<String, PinningError> {
+    match realtime.mask.as_deref().filter(|mask| !mask.is_empty()) {
+        None => Ok(format!("0-{}", vcpus.saturating_sub(1))),
+        Some(mask) if mask.bytes().all(|byte| byte.is_ascii_digit() || b",-^".contains(&byte)) => Ok(mask.to_owned()),
+        Some(mask) => Err(PinningError::Mask(mask.to_owned())),
+    }
 }
 
 /// Returns sockets, cores and threads. Without any of them the CPU limit or request gives the sockets.

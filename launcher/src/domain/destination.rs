@@ -1,10 +1,10 @@
-//! The XML with which a domain arrives at the target of a migration that brings disks to other claims. Pure.
+//! The XML with which a domain arrives at the target of a migration that brings disks to other claims, or threads to other CPUs. Pure.
 
 use std::ops::Range;
 
 use roxmltree::{Document, Node};
 
-use super::{parse::XML_LIMIT, xml::Element};
+use super::{parse::XML_LIMIT, pinning::Pinning, xml::Element};
 use crate::storage::Backend;
 
 /// A disk that moves to another claim.
@@ -17,11 +17,17 @@ pub(crate) struct MovedDisk {
 }
 
 /// Returns a domain's XML in which disks have the files or devices of the target. A disk keeps its size in bytes by a slice: QEMU
-/// copies only between disks of the same size, and the new claim can be larger. `None` if the domain has no such disk.
-pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)]) -> Option<String> {
+/// copies only between disks of the same size, and the new claim can be larger. Threads have the CPUs of the target's pod. `None` if
+/// the domain has no such disk.
+pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)], pinning: Option<&Pinning>) -> Option<String> {
     let document = (xml.len() <= XML_LIMIT).then(|| Document::parse(xml).ok()).flatten()?;
-    let devices = document.root_element().children().find(|node| node.has_tag_name("devices"))?;
+    let child = |name: &str| document.root_element().children().find(|node| node.has_tag_name(name));
+    let devices = child("devices")?;
     let mut changes = Vec::new();
+    if let Some(pinning) = pinning {
+        let at = child("cputune").map_or(devices.range().start..devices.range().start, |tuning| tuning.range());
+        changes.push((at, pinning.element().to_xml().trim_end().to_owned()));
+    }
     for (moved, size) in disks {
         let mut elements = devices.children().filter(|node| node.has_tag_name("disk"));
         changes.extend(changes_of(elements.find(|disk| is_target(*disk, &moved.target))?, &moved.backend, *size)?);
@@ -114,7 +120,7 @@ mod tests {
             ),
         ] {
             let (before, (kind, attribute)) = (self::disk(disk.0, disk.1), expected);
-            let after = destination_xml(&domain(&before), &[moved("vdb", backend.clone(), 8192)]).unwrap();
+            let after = destination_xml(&domain(&before), &[moved("vdb", backend.clone(), 8192)], None).unwrap();
             let expected = domain(&self::disk(kind, &sliced(attribute, 8192)));
             assert!(is_equal(&after, &expected), "{before}: {after}");
             let parsed = parse(&after);
@@ -129,16 +135,27 @@ mod tests {
         for (xml, target) in
             [(xml.as_str(), "vdc"), ("<domain/>", "vdb"), ("", "vdb"), (&domain(&disk("file", "")), "vdb")]
         {
-            assert_eq!(destination_xml(xml, &[moved(target, block("/dev/data"), 1)]), None, "{target} {xml}");
+            assert_eq!(destination_xml(xml, &[moved(target, block("/dev/data"), 1)], None), None, "{target} {xml}");
         }
-        assert_eq!(destination_xml(&xml, &[]), Some(xml.clone()));
+        assert_eq!(destination_xml(&xml, &[], None), Some(xml.clone()));
+    }
+
+    #[test]
+    fn threads_have_the_cpus_of_the_target() {
+        let pinning = Pinning { vcpus: vec![5], ..Pinning::default() };
+        let new = "<cputune><vcpupin vcpu='0' cpuset='5'/></cputune>";
+        for tuning in ["<cputune><shares>9</shares><vcpupin vcpu='0' cpuset='1'/></cputune>", "<cputune/>", ""] {
+            let domain = |tuning: &str| format!("<domain><vcpu>1</vcpu>{tuning}<devices><disk/></devices></domain>");
+            let after = destination_xml(&domain(tuning), &[], Some(&pinning)).unwrap();
+            assert!(is_equal(&after, &domain(new)), "{tuning}: {after}");
+        }
     }
 
     #[test]
     fn disks_of_a_recorded_domain_move_and_the_rest_stays() {
         let active = include_str!("recorded/active.xml");
         let disks = [moved("vda", block("/dev/root"), 1 << 30), moved("vdb", file("/c/disk.img"), 512)];
-        let after = destination_xml(active, &disks).unwrap();
+        let after = destination_xml(active, &disks, None).unwrap();
         let (before, after) = (parse(active), parse(&after));
         let backends: Vec<Backend> = after.disks.iter().map(|disk| disk.source.clone().unwrap().backend).collect();
         assert_eq!(backends, [block("/dev/root"), file("/c/disk.img")]);

@@ -1,6 +1,6 @@
 //! Devices other than disks and network interfaces.
 
-use api::{VirtualMachineInstance, constants::annotation, persistent_state, vsock};
+use api::{VirtualMachineInstance, constants::annotation, dedicated, persistent_state, vsock};
 
 use super::{DomainError, Environment, alias, check, given, on_off, virtio_model, xml::Element};
 
@@ -173,7 +173,9 @@ fn balloon(vmi: &VirtualMachineInstance, env: &Environment<'_>, model: &str) -> 
     if domain.devices.autoattach_mem_balloon == Some(false) {
         return Element::new("memballoon").with("model", "none");
     }
+    // Reports cost time, which guests with CPUs or pages of their own have not.
     let off = env.options.free_page_reporting_disabled
+        || dedicated::is_dedicated(domain)
         || domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some())
         || super::annotation(vmi, annotation::FREE_PAGE_REPORTING_DISABLED).is_some_and(|value| value == "true");
     let period = env.options.balloon_stats_period;

@@ -3,11 +3,8 @@
 use std::path::{Component, Path};
 
 use api::{
-    VirtualMachineInstance, tsc,
-    vmi::{
-        cpu::Cpu,
-        features::{FeatureHyperv, FeatureState},
-    },
+    VirtualMachineInstance, dedicated, tsc,
+    vmi::features::{FeatureHyperv, FeatureState},
 };
 
 use super::{DomainError, given, on_off, xml::Element, yes_no};
@@ -21,7 +18,9 @@ pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Elemen
     let element = Element::new("features");
     let cpu = vmi.spec.domain.cpu.as_ref();
     let pmu = cpu.and_then(|cpu| cpu.realtime.as_ref()).map(|_| Element::new("pmu").with("state", "off"));
-    let hint = (kvm && hints_dedicated(cpu)).then(|| Element::new("hint-dedicated").with("state", "on"));
+    // KVM's guest learns that its vCPUs are not preempted.
+    let hint =
+        (kvm && dedicated::is_dedicated(&vmi.spec.domain)).then(|| Element::new("hint-dedicated").with("state", "on"));
     let Some(features) = &vmi.spec.domain.features else {
         return Ok(element.children(hint.map(|hint| Element::new("kvm").child(hint))).children(pmu));
     };
@@ -43,11 +42,6 @@ pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Elemen
         element = element.child(Element::new("hyperv").with("mode", "passthrough"));
     }
     Ok(element.child(Element::new("vmport").with("state", "off")))
-}
-
-/// Returns true if KVM's guest learns that its vCPUs are not preempted. libvirt refuses this with other CPU modes.
-fn hints_dedicated(cpu: Option<&Cpu>) -> bool {
-    cpu.is_some_and(|cpu| cpu.dedicated_cpu_placement && cpu.model.as_deref() == Some("host-passthrough"))
 }
 
 fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {

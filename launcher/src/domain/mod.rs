@@ -282,6 +282,11 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     })
 }
 
+/// Assigns the CPUs of the pod to which a VMI migrates. `None` if they are not dedicated.
+pub(crate) fn pinning_of_target(vmi: &VirtualMachineInstance) -> Result<Option<Pinning>, PinningError> {
+    cpu::pinning(vmi, Some(&HostCpus::of_target(vmi)?), &disks::io_threads(&vmi.spec.domain))
+}
+
 fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {
     let spec = &vmi.spec.domain;
     let quantity = spec

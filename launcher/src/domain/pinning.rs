@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use api::VirtualMachineInstance;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -29,6 +30,9 @@ pub(crate) enum PinningError {
     /// The CPUs of the pod cannot be read.
     #[error("cannot read the CPUs of the pod: {0}")]
     Unreadable(String),
+    /// Not a list of vCPUs.
+    #[error("real-time mask {0:?} is no list of vCPUs")]
+    Mask(String),
     /// The target of a migration has not reported them.
     #[error("the target of the migration has not reported the CPUs of its pod")]
     Unreported,
@@ -86,6 +90,23 @@ pub(crate) struct HostCpus {
     pub(crate) topology: HostTopology,
 }
 
+impl HostCpus {
+    /// Returns the form in which another launcher gets them.
+    pub(crate) fn report(&self) -> (Vec<u32>, String) {
+        (self.cpuset.iter().copied().collect(), serde_json::to_string(&self.topology).unwrap_or_default())
+    }
+
+    /// Returns the CPUs of the target's pod from the status of a VMI that migrates.
+    pub(crate) fn of_target(vmi: &VirtualMachineInstance) -> Result<Self, PinningError> {
+        let state = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
+        let state = state.ok_or(PinningError::Unreported)?;
+        let cpuset = state.target_cpu_set.iter().filter_map(|cpu| u32::try_from(*cpu).ok()).collect();
+        let topology = state.target_node_topology.as_deref().filter(|text| text.len() <= TOPOLOGY_LIMIT);
+        let topology = topology.and_then(|text| serde_json::from_str(text).ok()).ok_or(PinningError::Unreported)?;
+        Ok(Self { cpuset, topology })
+    }
+}
+
 /// Threads that need CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
@@ -111,6 +132,8 @@ pub(crate) struct Pinning {
     pub(crate) io_threads: Vec<Vec<u32>>,
     /// The CPUs of the emulator; none: it is not pinned.
     pub(crate) emulator: Vec<u32>,
+    /// vCPUs with real-time scheduling, in libvirt's syntax of lists.
+    pub(crate) realtime: Option<String>,
 }
 
 impl Pinning {
@@ -128,6 +151,9 @@ impl Pinning {
             .children(vcpus)
             .children((!self.emulator.is_empty()).then_some(emulator))
             .children(io_threads)
+            .children(self.realtime.as_ref().map(|vcpus| {
+                Element::new("vcpusched").with("vcpus", vcpus).with("scheduler", "fifo").with("priority", "1")
+            }))
     }
 }
 
@@ -245,7 +271,7 @@ pub(crate) fn assign(host: &HostCpus, demand: &Demand) -> Result<Pinning, Pinnin
     }
     let of_others = if emulator.is_empty() { &vcpus } else { &emulator };
     io_threads.extend(shares(of_others, demand.shared, !emulator.is_empty()));
-    Ok(Pinning { vcpus, io_threads, emulator })
+    Ok(Pinning { vcpus, io_threads, emulator, realtime: None })
 }
 
 /// Distributes CPUs over threads. With more CPUs than threads each thread gets a part, of sizes that differ by one at most.
@@ -382,10 +408,36 @@ mod tests {
 
     #[test]
     fn every_thread_of_the_domain_is_pinned() {
-        let pinning = Pinning { vcpus: vec![3, 1], io_threads: vec![vec![5]], emulator: vec![2, 4] };
+        let realtime = Some("0-1".to_owned());
+        let pinning = Pinning { vcpus: vec![3, 1], io_threads: vec![vec![5]], emulator: vec![2, 4], realtime };
         let expected = "<cputune>\n  <vcpupin vcpu='0' cpuset='3'/>\n  <vcpupin vcpu='1' cpuset='1'/>\n  \
-                        <emulatorpin cpuset='2,4'/>\n  <iothreadpin iothread='1' cpuset='5'/>\n</cputune>\n";
+                        <emulatorpin cpuset='2,4'/>\n  <iothreadpin iothread='1' cpuset='5'/>\n  \
+                        <vcpusched vcpus='0-1' scheduler='fifo' priority='1'/>\n</cputune>\n";
         assert_eq!(pinning.element().to_xml(), expected);
+    }
+
+    #[test]
+    fn cpus_of_a_target_arrive_by_the_status() {
+        let sent = host("1,3", &[&[&[1, 3]]]);
+        let (cpus, topology) = sent.report();
+        assert_eq!(
+            topology,
+            r#"{"numa":{"cells":[{"id":0,"cpus":[{"id":1,"siblings":[1,3]},{"id":3,"siblings":[1,3]}],"distances":[]}]}}"#
+        );
+        let vmi = |state: serde_json::Value| -> VirtualMachineInstance {
+            let status = serde_json::json!({"migrationState": state});
+            let vmi = serde_json::json!({"metadata": {}, "spec": {"domain": {"devices": {}}}, "status": status});
+            serde_json::from_value(vmi).unwrap()
+        };
+        let state = serde_json::json!({"targetCPUSet": cpus, "targetNodeTopology": topology});
+        assert_eq!(HostCpus::of_target(&vmi(state)), Ok(sent));
+        for state in [
+            serde_json::json!({}),
+            serde_json::json!({"targetCPUSet": [1], "targetNodeTopology": "{"}),
+            serde_json::json!({"targetCPUSet": [1], "targetNodeTopology": " ".repeat(TOPOLOGY_LIMIT + 1)}),
+        ] {
+            assert_eq!(HostCpus::of_target(&vmi(state)), Err(PinningError::Unreported));
+        }
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub enum HypervisorError {
     /// libvirt's XML of the domain lacks a disk that moves to another claim.
     #[error("libvirt's XML of the domain lacks a disk that moves to another claim")]
     NoMovedDisk,
+    /// The threads of the domain do not fit into the pod of the target.
+    #[error("cannot pin the CPUs of the VMI at the target: {0}")]
+    Pinning(String),
     /// A disk does not fit into the claim to which it moves.
     #[error(
         "Volume migration cannot be performed because the destination volume is smaller than the source volume: {0}"

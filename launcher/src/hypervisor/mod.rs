@@ -15,7 +15,7 @@ use protocol::{Lifecycle, StatsReply};
 
 pub use self::error::{HypervisorError, StartError};
 pub(crate) use self::signals::Signals;
-use crate::domain::{destination::MovedDisk, diff::DeviceChange};
+use crate::domain::{destination::MovedDisk, diff::DeviceChange, pinning::Pinning};
 
 /// A call in progress. It ends within the call's time limit.
 pub(crate) type Call<T> = BoxFuture<'static, Result<T, HypervisorError>>;
@@ -116,6 +116,8 @@ pub(crate) struct MigrateCall {
     pub(crate) copied: Vec<String>,
     /// Those of them that have another file or device at the target, or that may be larger there.
     pub(crate) moved: Vec<MovedDisk>,
+    /// CPUs of the target's pod for the threads of the domain; `None` if they are not dedicated.
+    pub(crate) pinning: Option<Pinning>,
     /// Bytes a second; 0: no limit.
     pub(crate) bandwidth: u64,
     /// Slows the guest down if its memory changes faster than it is copied.

@@ -94,14 +94,25 @@ impl Peer {
         let number = Pid::from_raw(self.pid).ok_or(Error::NoPeerProcess)?;
         // There is no such call by descriptor. The number is valid until the process exits. If it is reused right then,
         // another process may lock memory that its pod accounts for, which is harmless.
+        self.set_limit(number, Resource::Memlock, bytes, "raise the limit of locked memory of process")
+    }
+
+    /// Permits the process, and processes that it starts from now on, to give threads the lowest real-time priority.
+    pub(crate) fn allow_real_time(&self) -> Result<(), Error> {
+        let number = Pid::from_raw(self.pid).ok_or(Error::NoPeerProcess)?;
+        // If the number is reused at this moment, a process with another user gets a permission that it does not know of.
+        self.set_limit(number, Resource::Rtprio, 1, "raise the limit of the real-time priority of process")
+    }
+
+    fn set_limit(&self, number: Pid, resource: Resource, value: u64, attempt: &'static str) -> Result<(), Error> {
         if !self.is_alive() {
             return Err(Error::PeerGone(self.pid));
         }
-        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-        match rustix::process::prlimit(Some(number), Resource::Memlock, limit) {
+        let limit = Rlimit { current: Some(value), maximum: Some(value) };
+        match rustix::process::prlimit(Some(number), resource, limit) {
             Ok(_) if self.is_alive() => Ok(()),
             Ok(_) | Err(Errno::SRCH) => Err(Error::PeerGone(self.pid)),
-            Err(errno) => Err(Error::io("raise the limit of locked memory of process", self.pid.to_string(), errno)),
+            Err(errno) => Err(Error::io(attempt, self.pid.to_string(), errno)),
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, dedicated};
 use protocol::{
     AbortJobRequest, AbortMigrationRequest, Done, DumpMemoryRequest, FinishRequest, HelloRequest, KillRequest,
     MigrateRequest, Nic, PrepareMigrationRequest, ShutdownRequest, SyncReply, SyncRequest, TRACEPARENT, VmiOptions,
@@ -289,6 +289,10 @@ impl PrepareMigration {
     pub(super) fn of(observed: &Observed, migration: &str) -> Self {
         let nics = observed.nics();
         let mut vmi = resize::for_launcher(&target::for_launcher(&observed.vmi), &observed.link).into_owned();
+        // The pod has CPUs for vCPUs that are plugged later, and the source assigns these, too.
+        if dedicated::is_dedicated(&vmi.spec.domain) {
+            vmi.spec.domain.cpu.clone_from(&observed.vmi.spec.domain.cpu);
+        }
         // The domain lacks what was plugged into its pod only.
         nics::leave_out_unconnected(&mut vmi, &nics, None);
         Self { migration: migration.to_owned(), vmi, nics }

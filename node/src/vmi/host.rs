@@ -197,6 +197,7 @@ struct Needs {
     host_devices: bool,
     /// Bytes that may be locked.
     locked_memory: Option<u64>,
+    real_time: bool,
 }
 
 /// Grants a launcher its devices and returns true if it has `/dev/kvm`. The container can hang this call.
@@ -211,6 +212,9 @@ fn equip(launcher: &Peer, needs: &Needs, node_devices: &Path) -> Result<bool, sa
     }
     if let Some(bytes) = needs.locked_memory {
         launcher.allow_locked_memory(bytes)?;
+    }
+    if needs.real_time {
+        launcher.allow_real_time()?;
     }
     Ok(grant::has_kvm(&dev))
 }
@@ -256,6 +260,7 @@ impl Host for NodeHost {
             volumes: grant::claim_volumes(vmi),
             host_devices: grant::host::uses_any(vmi),
             locked_memory: grant::host::locked_memory(vmi, self.config.current().permitted_host_devices.as_ref()),
+            real_time: vmi.spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.realtime.is_some()),
         };
         let (peer, devices) = (launcher.clone(), self.devices.clone());
         let has_kvm =

@@ -114,14 +114,11 @@ const SETTINGS: &[Setting] = &[
     ),
 ];
 
-const PINNING: &str = "pinned CPUs";
 const CLAIMED: &str = "devices by resource claims";
 const ENCRYPTION: &str = "encrypted guests";
 
 /// Names of feature gates of the reference whose features are refused.
 const GATES: &[(&str, &str)] = &[
-    ("AlignCPUs", PINNING),
-    ("CPUManager", PINNING),
     ("ConfigurableHypervisor", "hypervisors other than kvm"),
     ("ContainerPathVolumes", "paths of the launcher pod"),
     ("CrossArchitectureVirtualization", "CPU architectures other than amd64"),

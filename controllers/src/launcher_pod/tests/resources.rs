@@ -65,6 +65,19 @@ fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
 }
 
 #[test]
+fn dedicated_cpus_include_those_of_the_pool_and_follow_amounts_without_a_topology() {
+    for (domain, expected) in [
+        (json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}), "3"),
+        (json!({"resources": {"limits": {"cpu": "4"}}}), "4"),
+    ] {
+        let cpu = json!({"domain": {"cpu": {"dedicatedCpuPlacement": true, "cores": null}}});
+        let pod = rendered(merged(merged(small(), &cpu), &json!({"domain": domain})));
+        let resources = &pod["spec"]["containers"][0]["resources"];
+        assert_eq!((&resources["requests"]["cpu"], &resources["limits"]["cpu"]), (&json!(expected), &json!(expected)));
+    }
+}
+
+#[test]
 fn hugepages_replace_guest_memory() {
     for (requests, beside) in [
         (json!({}), 0),

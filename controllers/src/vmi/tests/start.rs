@@ -341,3 +341,18 @@ fn requirement_that_no_node_offers_is_named() {
     let condition = condition_in(&status_of(&decide(&observed).unwrap()), "PodScheduled");
     assert_eq!(condition["message"], "0/2 nodes are available; no node offers the machine type pc-q35-99");
 }
+
+#[test]
+fn vmi_with_dedicated_cpus_needs_a_guaranteed_pod() {
+    let pinned = vmi(&json!({"spec": {"domain": {"cpu": {"cores": 1, "dedicatedCpuPlacement": true}}}}));
+    let of_class = |class: &str| pod(&json!({"status": {"qosClass": class}}));
+    let status = status_of(&decided(&pinned, &[of_class("Guaranteed")]));
+    assert_eq!((&status["phase"], &status["nodeName"]), (&json!("Scheduling"), &json!("n")));
+    let decision = decided(&pinned, &[of_class("Burstable")]);
+    let status = status_of(&decision);
+    assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("FailedGuaranteeResources")));
+    assert_eq!(status.get("nodeName"), None);
+    let is_event =
+        |effect: &Effect| matches!(effect, Effect::Event(event) if event.reason == "FailedGuaranteeResources");
+    assert!(decision.effects.iter().any(is_event), "{decision:?}");
+}

@@ -215,6 +215,11 @@ fn vmis_become_the_recorded_xml() {
         "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
     let paged = with_domain(json!({"memory": {"guest": "2Gi", "maxGuest": "4Gi", "hugepages": {"pageSize": "1Gi"}}}));
     let mapped = mapped("64Mi", json!({"cores": 2, "realtime": {}}));
+    let mut pinned = plain.clone();
+    pinned["domain"]["cpu"] = json!({"sockets": 1, "cores": 1, "threads": 2, "maxSockets": 2, "dedicatedCpuPlacement": true,
+        "isolateEmulatorThread": true, "realtime": {}});
+    pinned["domain"]["ioThreadsPolicy"] = json!("supplementalPool");
+    pinned["domain"]["ioThreads"] = json!({"supplementalPoolThreadCount": 1});
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
     let shared = json!({"domain": {"memory": {"guest": "128Mi", "maxGuest": "1Gi"}, "features": {"acpi": {}},
             "devices": {"filesystems": [{"name": "data", "virtiofs": {}}, {"name": "settings", "virtiofs": {}}]}},
@@ -228,6 +233,7 @@ fn vmis_become_the_recorded_xml() {
         ("shared", &shared, false),
         ("huge-pages", &paged, false),
         ("numa", &mapped, false),
+        ("pinned", &pinned, true),
     ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
         let path = directory.join(format!("{name}.xml"));
@@ -539,4 +545,60 @@ fn a_clock_needs_an_existing_time_zone() {
     }
     std::fs::remove_dir_all(&zones).unwrap();
     std::fs::remove_file(std::env::temp_dir().join("launcher-zones-outside")).unwrap();
+}
+
+#[test]
+fn threads_of_dedicated_cpus_are_pinned() {
+    let pinned = |cpu: Value, more: Value| {
+        let mut cpu = cpu;
+        cpu["dedicatedCpuPlacement"] = json!(true);
+        let mut domain = json!({"cpu": cpu});
+        domain.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        with_domain(domain)
+    };
+    let tuned = |spec: Value| {
+        let rendered = convert_with(&vmi(spec), true).unwrap();
+        let xml = roxmltree::Document::parse(&rendered.xml).unwrap();
+        let tuning = xml.descendants().find(|node| node.has_tag_name("cputune")).unwrap();
+        let pins = tuning.children().filter(|node| node.is_element()).map(|pin| {
+            let whose = pin.attribute("vcpu").or(pin.attribute("iothread")).unwrap_or_default();
+            format!("{}{whose}={}", pin.tag_name().name(), pin.attribute("cpuset").unwrap())
+        });
+        (pins.collect::<Vec<_>>().join(" "), rendered.housekeeping)
+    };
+    let pool = json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 1}});
+    for (cpu, more, expected, housekeeping) in [
+        (json!({"cores": 1, "threads": 2}), json!({}), "vcpupin0=0 vcpupin1=2", vec![]),
+        // vCPUs that can be plugged have no CPU yet.
+        (json!({"sockets": 1, "maxSockets": 4}), json!({}), "vcpupin0=0", vec![]),
+        (json!({"cores": 2}), pool, "vcpupin0=0 vcpupin1=2 iothreadpin1=1", vec![]),
+        (
+            json!({"cores": 2, "isolateEmulatorThread": true}),
+            json!({"ioThreadsPolicy": "shared"}),
+            "vcpupin0=0 vcpupin1=2 emulatorpin=1 iothreadpin1=1",
+            vec![1],
+        ),
+        (json!({"cores": 2}), json!({"ioThreadsPolicy": "shared"}), "vcpupin0=0 vcpupin1=2 iothreadpin1=0,2", vec![]),
+    ] {
+        assert_eq!(tuned(pinned(cpu.clone(), more)), (expected.to_owned(), housekeeping), "{cpu}");
+    }
+    for (realtime, list) in [(json!({}), "0-1"), (json!({"mask": "0,^1"}), "0,^1")] {
+        let xml = xml(pinned(json!({"cores": 2, "realtime": realtime}), json!({})));
+        assert!(xml.contains(&format!("<vcpusched vcpus='{list}' scheduler='fifo' priority='1'/>")), "{xml}");
+        assert!(xml.contains("<pmu state='off'/>"), "{xml}");
+    }
+    let unreadable = error(pinned(json!({"realtime": {"mask": "all"}}), json!({})));
+    assert_eq!(unreadable, DomainError::Pinning(PinningError::Mask("all".into())));
+    let refused = error(pinned(json!({"cores": 5}), json!({})));
+    assert!(refused.is_permanent());
+    assert_eq!(
+        refused.to_string(),
+        "cannot pin the CPUs of the VMI: not enough exclusive threads provided, could not fit 1 core(s)"
+    );
+    let plain = xml(with_domain(json!({"cpu": {"cores": 2}})));
+    assert!(!plain.contains("cputune") && !plain.contains("hint-dedicated"), "{plain}");
+    for (kvm, hints) in [(true, true), (false, false)] {
+        let xml = convert_with(&vmi(pinned(json!({}), json!({}))), kvm).unwrap().xml;
+        assert_eq!(xml.contains("<hint-dedicated state='on'/>"), hints, "{xml}");
+    }
 }

@@ -99,9 +99,6 @@ fn each_unsupported_field_is_named() {
     let volume = |source: Value| json!({"volumes": [source]});
     for (spec, field) in [
         (json!({"architecture": "arm64"}), "architecture"),
-        (json!({"domain": {"cpu": {"dedicatedCpuPlacement": true}}}), "domain.cpu.dedicatedCpuPlacement"),
-        (json!({"domain": {"cpu": {"isolateEmulatorThread": true}}}), "domain.cpu.isolateEmulatorThread"),
-        (json!({"domain": {"cpu": {"realtime": {}}}}), "domain.cpu.realtime"),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
         (json!({"domain": {"launchSecurity": {}}}), "domain.launchSecurity"),
         (json!({"domain": {"ioThreadsPolicy": "many"}}), "domain.ioThreadsPolicy"),

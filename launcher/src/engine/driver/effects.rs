@@ -212,8 +212,12 @@ impl Driver {
                 self.spawn_for(job, |domain| domain.dump_memory(path), JobInput::MemoryDumped);
             }
             DomainCall::Migrate { request, copied, way } => {
-                let parameters = MigrateCall { way, ..self.migrate_call(&request, copied) };
-                self.spawn_for(job, |domain| domain.migrate(parameters), JobInput::Migrated);
+                let parameters = self.migrate_call(&request, copied).map(|call| MigrateCall { way, ..call });
+                let migrate = |domain: &dyn Domain| match parameters {
+                    Ok(parameters) => domain.migrate(parameters),
+                    Err(error) => Box::pin(std::future::ready(Err(error))),
+                };
+                self.spawn_for(job, migrate, JobInput::Migrated);
             }
             DomainCall::StartPostCopy => self.spawn_for(job, Domain::start_post_copy, JobInput::PostCopyStarted),
             DomainCall::ReadProgress => self.spawn_for(job, Domain::migration_progress, JobInput::ProgressRead),

@@ -6,12 +6,14 @@ use std::{
     path::Path,
 };
 
+use api::VirtualMachineInstance;
 use protocol::{MigrateRequest, channels::Channel};
 
 use super::Driver;
 use crate::{
+    domain::{pinning::Pinning, pinning_of_target},
     engine::model::{ChannelMode, MigrationRecord, moved_disks},
-    hypervisor::MigrateCall,
+    hypervisor::{HypervisorError, MigrateCall},
     paths::Paths,
 };
 
@@ -45,12 +47,16 @@ impl Driver {
     }
 
     /// Returns the parameters of libvirt's call.
-    pub(super) fn migrate_call(&self, request: &MigrateRequest, copied: Vec<String>) -> MigrateCall {
+    pub(super) fn migrate_call(
+        &self,
+        request: &MigrateRequest,
+        copied: Vec<String>,
+    ) -> Result<MigrateCall, HypervisorError> {
         let paths = &self.pod.paths;
         // As `UntrustedDir::regular_file` returns the path of an image to the target.
         let private = std::fs::canonicalize(&paths.private).unwrap_or_else(|_| paths.private.clone());
         let paths = Paths { private, ..paths.clone() };
-        MigrateCall {
+        Ok(MigrateCall {
             control: self.channels.socket(Channel::Control),
             memory: self.channels.socket(Channel::Memory),
             disks: self.channels.socket(Channel::Disks),
@@ -60,7 +66,18 @@ impl Driver {
             auto_converge: request.auto_converge,
             allow_unsafe: request.allow_unsafe,
             memory_connections: request.memory_connections,
+            pinning: pinning_at_target(&request.vmi)?,
             ..MigrateCall::default()
-        }
+        })
     }
+}
+
+/// Assigns the CPUs of the target's pod. `vmi` is the VMI as JSON; empty if its CPUs are not dedicated.
+fn pinning_at_target(vmi: &[u8]) -> Result<Option<Pinning>, HypervisorError> {
+    if vmi.is_empty() {
+        return Ok(None);
+    }
+    let vmi: VirtualMachineInstance =
+        serde_json::from_slice(vmi).map_err(|error| HypervisorError::Pinning(error.to_string()))?;
+    pinning_of_target(&vmi).map_err(|error| HypervisorError::Pinning(error.to_string()))
 }

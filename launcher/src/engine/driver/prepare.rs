@@ -93,8 +93,14 @@ impl Preparation {
         std::fs::create_dir_all(paths.domain(&args.uid))
             .map_err(|error| RequestError::retryable(format!("cannot create the domain's directory: {error}")))?;
         vm_state.prepare(&self.wanted.vmi, migration).map_err(RequestError::retryable)?;
-        self.render(&prepared)
-            .map_err(|error| RequestError::Start { permanent: error.is_permanent(), message: error.to_string() })
+        let domain = self
+            .render(&prepared)
+            .map_err(|error| RequestError::Start { permanent: error.is_permanent(), message: error.to_string() })?;
+        // Before QEMU starts, whose threads libvirt places elsewhere.
+        if !domain.housekeeping.is_empty() {
+            host_cpus::confine(&domain.housekeeping);
+        }
+        Ok(domain)
     }
 
     fn render(&self, prepared: &Prepared) -> Result<Domain, DomainError> {

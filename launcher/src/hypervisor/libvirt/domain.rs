@@ -12,7 +12,10 @@ use super::{
     migration, stats,
 };
 use crate::{
-    domain::destination::{MovedDisk, destination_xml},
+    domain::{
+        destination::{MovedDisk, destination_xml},
+        pinning::Pinning,
+    },
     hypervisor::{
         Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, MigrateWay, Progress, RebootWay, Signals,
     },
@@ -87,8 +90,12 @@ fn without_zero(text: &str) -> Result<(), HypervisorError> {
 }
 
 /// Returns the XML with which the domain arrives at the target; `None` if it is as it is here.
-fn destination(domain: &VirtDomain, moved: &[MovedDisk]) -> Result<Option<String>, HypervisorError> {
-    if moved.is_empty() {
+fn destination(
+    domain: &VirtDomain,
+    moved: &[MovedDisk],
+    pinning: Option<&Pinning>,
+) -> Result<Option<String>, HypervisorError> {
+    if moved.is_empty() && pinning.is_none() {
         return Ok(None);
     }
     let mut disks = Vec::with_capacity(moved.len());
@@ -98,7 +105,7 @@ fn destination(domain: &VirtDomain, moved: &[MovedDisk]) -> Result<Option<String
         disks.push((disk.clone(), domain.get_block_info(&disk.target, 0)?.capacity));
     }
     let xml = domain.get_xml_desc(sys::VIR_DOMAIN_XML_MIGRATABLE | sys::VIR_DOMAIN_XML_SECURE)?;
-    destination_xml(&xml, &disks).map(Some).ok_or(HypervisorError::NoMovedDisk)
+    destination_xml(&xml, &disks, pinning).map(Some).ok_or(HypervisorError::NoMovedDisk)
 }
 
 impl Domain for LibvirtDomain {
@@ -242,7 +249,7 @@ impl Domain for LibvirtDomain {
 
     fn migrate(&self, migration: MigrateCall) -> Call<()> {
         self.call_of(CallKind::Job, "migrate", MIGRATE_DEADLINE, move |domain| {
-            let xml = destination(domain, &migration.moved)?;
+            let xml = destination(domain, &migration.moved, migration.pinning.as_ref())?;
             let (control, parameters, flags) = migration::parameters(&migration, xml)?;
             if migration.way == MigrateWay::PostCopy {
                 // The guest must not leave before post-copy is started: libvirt could resume it at both ends then.

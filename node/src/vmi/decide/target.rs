@@ -72,7 +72,7 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
 /// Accepts the connections of the source once the launcher is prepared.
 fn relay(observed: &Observed, migration: &Migration, pod: &str, progress: &Progress<'_>, decision: &mut Decision) {
     let is_open = match progress {
-        Progress::Ready | Progress::Copying(_) | Progress::Moved(_) => true,
+        Progress::Ready(_) | Progress::Copying(_) | Progress::Moved(_) => true,
         // The connection to the launcher was lost: those of the migration may go on.
         Progress::Connecting => observed.route.is_some(),
         // The source may still ask whether the domain is here.

@@ -1,7 +1,7 @@
 //! The source of a migration: the options of the launcher, and what the status shows of its progress.
 
 use api::{
-    VirtualMachineInstance, VirtualMachineInstanceStatus, quantity,
+    VirtualMachineInstance, VirtualMachineInstanceStatus, dedicated, quantity,
     vmi::{migration::MigrationConfigurationOptions, status::StorageMigratedVolumeInfo},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -158,6 +158,11 @@ pub(in crate::vmi) fn request(vmi: &VirtualMachineInstance, migration: &str) -> 
         post_copy: options.switches_to_post_copy(),
         copied_volumes: volumes().map(|volume| volume.volume_name.clone()).collect(),
         destinations: volumes().filter_map(destination).collect(),
+        vmi: if dedicated::is_dedicated(&vmi.spec.domain) {
+            serde_json::to_vec(vmi).unwrap_or_default()
+        } else {
+            Vec::new()
+        },
     }
 }
 
@@ -179,7 +184,6 @@ fn connections(vmi: &VirtualMachineInstance, bandwidth: u64) -> u32 {
 /// Returns true if the threads of a migration would take CPU time from the guest.
 fn has_cpu_limit(vmi: &VirtualMachineInstance) -> bool {
     let domain = &vmi.spec.domain;
-    let dedicated = domain.cpu.as_ref().is_some_and(|cpu| cpu.dedicated_cpu_placement);
     let limit = domain.resources.limits.get("cpu").and_then(|limit| quantity::milli(limit).ok());
-    dedicated || limit.is_some_and(|limit| limit != 0)
+    dedicated::is_dedicated(domain) || limit.is_some_and(|limit| limit != 0)
 }

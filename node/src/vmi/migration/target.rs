@@ -10,8 +10,10 @@ use api::{
         condition::MIGRATION_REQUIRED,
         label::{MIGRATION_TARGET_NODE_NAME, NODE_NAME, OUTDATED_LAUNCHER_IMAGE},
     },
+    dedicated,
     vmi::{
         memory::MemoryStatus,
+        migration::VirtualMachineInstanceMigrationState,
         status::{PersistentVolumeClaimInfo, StorageMigratedVolumeInfo},
     },
 };
@@ -36,6 +38,9 @@ use crate::{
 const SOURCE_LIMIT: Duration = Duration::from_secs(60);
 /// `status.reason` of a VMI whose guest was lost.
 const LOST: &str = "LostInPostCopy";
+/// Most CPUs, and longest topology of them, that a launcher can report. The status of a VMI has room for them.
+const MOST_CPUS: usize = 4096;
+const TOPOLOGY_LIMIT: usize = 256 << 10;
 /// Consecutive failures of the preparation after which the migration fails: about half a minute.
 const ATTEMPTS: u32 = 6;
 
@@ -47,7 +52,7 @@ pub(in crate::vmi) enum Progress<'a> {
     /// Network, volumes and launcher are prepared.
     Preparing,
     /// The launcher waits for the domain.
-    Ready,
+    Ready(&'a MigrationReport),
     /// The domain arrives.
     Copying(&'a MigrationReport),
     /// The guest runs here.
@@ -64,7 +69,7 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
     let Some(report) = observed.migration_report(&migration.uid) else { return Progress::Preparing };
     match report.step() {
         MigrationStep::Unspecified | MigrationStep::Releasing => Progress::Preparing,
-        MigrationStep::Prepared => Progress::Ready,
+        MigrationStep::Prepared => Progress::Ready(report),
         MigrationStep::Copying => Progress::Copying(report),
         MigrationStep::Moved => Progress::Moved(report),
         MigrationStep::NotMoved => Progress::NotMoved(report),
@@ -92,7 +97,7 @@ pub(in crate::vmi) fn decides_at(observed: &Observed, migration: &Migration) -> 
     migration.endpoint?;
     let since = match progress(observed, migration) {
         Progress::NotMoved(_) => observed.not_moved_since,
-        Progress::Ready => observed.source_gone_since,
+        Progress::Ready(_) => observed.source_gone_since,
         Progress::Copying(report) if report.mode() != MigrationMode::PostCopy => observed.source_gone_since,
         _ => None,
     }?;
@@ -152,16 +157,32 @@ fn advance(
     let is_present = matches!(progress, Progress::Copying(_));
     state.target_node_domain_detected |= is_present;
     let has_launcher = matches!(observed.facts.pods, Candidates::One(_));
-    let is_open = has_launcher && matches!(progress, Progress::Ready | Progress::Copying(_));
+    let is_open = has_launcher && matches!(progress, Progress::Ready(_) | Progress::Copying(_));
     if let Some((address, port)) = observed.endpoint.filter(|_| is_open)
         && migration.endpoint != Some((address, port))
     {
         state.target_node_address = Some(address.to_string());
         state.target_direct_migration_node_ports = [(port.to_string(), 0)].into();
+        if let Progress::Ready(report) | Progress::Copying(report) = progress {
+            report_cpus(state, vmi, report);
+        }
         events.push(Event::normal(
             "PreparingTarget",
             format!("Migration Target is listening at {address}, on ports: {port}"),
         ));
+    }
+}
+
+/// Shows the source the CPUs of the launcher's pod, from which it chooses those of the threads.
+fn report_cpus(
+    state: &mut VirtualMachineInstanceMigrationState,
+    vmi: &VirtualMachineInstance,
+    report: &MigrationReport,
+) {
+    let fits = report.cpus.len() <= MOST_CPUS && report.topology.len() <= TOPOLOGY_LIMIT;
+    if dedicated::is_dedicated(&vmi.spec.domain) && fits {
+        state.target_cpu_set = report.cpus.iter().filter_map(|cpu| i32::try_from(*cpu).ok()).collect();
+        state.target_node_topology = Some(report.topology.clone());
     }
 }
 

@@ -46,11 +46,6 @@ fn refused() -> Vec<(&'static str, Value, &'static str)> {
             "gpus[0].virtualGPUOptions.display",
         ),
         (
-            "pinned CPUs",
-            domain(json!({"cpu": {"cores": 2, "dedicatedCpuPlacement": true}})),
-            "domain.cpu.dedicatedCpuPlacement",
-        ),
-        (
             "an encrypted guest",
             domain(json!({
                 "launchSecurity": {"sev": {}},

@@ -15,13 +15,13 @@ mod arrival;
 
 use std::sync::Arc;
 
-use protocol::MigrationStep;
+use protocol::{MigrationReport, MigrationStep};
 use tokio::time::Instant;
 
 use self::arrival::{Arrival, Release};
 use super::{DAEMON_DEADLINE, EndRequest, INTERVAL, Steps};
 use crate::{
-    domain::Domain,
+    domain::{Domain, HostCpus},
     engine::model::{
         Action, Base, ChannelMode, JobInput, JobName, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage,
         Wanted, Work, disconnected,
@@ -37,6 +37,8 @@ pub(crate) struct MigrationTarget {
     wanted: Option<Arc<Wanted>>,
     /// Requests that wait for the preparation.
     requests: Vec<RequestId>,
+    /// CPUs of the pod, if they are dedicated.
+    cpus: Option<HostCpus>,
     step: Step,
 }
 
@@ -82,7 +84,7 @@ impl MigrationTarget {
         tracing::info!(migration, "preparing for the domain of another launcher");
         base.published.migration = None;
         base.work_for(Self::NAME, Work::PrepareTarget(wanted.clone(), migration.clone()));
-        Ok(Self { migration, wanted: Some(wanted), requests: vec![id], step: Step::Preparing })
+        Ok(Self { migration, wanted: Some(wanted), requests: vec![id], cpus: None, step: Step::Preparing })
     }
 
     /// Returns the job of a record. A released guest must run.
@@ -99,7 +101,7 @@ impl MigrationTarget {
             }),
             _ => Step::Waiting(Arrival { paused, ..Arrival::default() }),
         };
-        Self { migration: record.migration.clone(), wanted: None, requests: Vec::new(), step }
+        Self { migration: record.migration.clone(), wanted: None, requests: Vec::new(), cpus: None, step }
     }
 
     /// Returns the name of the migration.
@@ -166,6 +168,7 @@ impl MigrationTarget {
             Step::Connecting { domain, .. } if has_read => {
                 base.disk_sizes.clone_from(&domain.disks);
                 base.acpi = domain.acpi;
+                self.cpus.clone_from(&domain.cpus);
                 if let Some(wanted) = self.wanted.clone() {
                     base.work_for(Self::NAME, Work::Serve(wanted));
                 }
@@ -195,7 +198,9 @@ impl MigrationTarget {
     }
 
     fn on_opened(mut self, base: &mut Base) -> Self {
-        base.published.migration = Some(base.new_report(&self.migration, MigrationStep::Prepared));
+        let (cpus, topology) = self.cpus.take().map(|cpus| cpus.report()).unwrap_or_default();
+        let report = base.new_report(&self.migration, MigrationStep::Prepared);
+        base.published.migration = Some(MigrationReport { cpus, topology, ..report });
         base.answer_all(std::mem::take(&mut self.requests), &Ok(false));
         Self { step: Step::Waiting(Arrival::default()), ..self }
     }

@@ -553,7 +553,12 @@ fn nodes_write_only_what_the_policy_permits() {
     refused.failure = Some(Failure { message: "no disk".into(), count: 9, retry_at: Duration::MAX, permanent: false });
     let mut elsewhere = target(&ready(none()), true, Some(moving(Prepared)));
     elsewhere.endpoint = Some(([10, 0, 0, 3].into(), 8189));
+    let report = MigrationReport { cpus: vec![3], topology: "{}".into(), ..moving(Prepared) };
+    let mut pinned = target(&state(none()), true, Some(report));
+    let cpu = api::vmi::cpu::Cpu { dedicated_cpu_placement: true, ..api::vmi::cpu::Cpu::default() };
+    Arc::make_mut(&mut pinned.vmi).spec.domain.cpu = Some(cpu);
     let awaited_writes = [
+        pinned,
         target(&state(none()), true, Some(moving(Prepared))),
         refused,
         target(&state(none()), true, Some(moving(Copying))),
