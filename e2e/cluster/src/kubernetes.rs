@@ -75,6 +75,9 @@ pub struct Variant {
     pub kubernetes: Kubernetes,
     /// Feature gates of the control plane and the kubelets that differ from the defaults.
     pub feature_gates: BTreeMap<String, bool>,
+    /// Nodes whose kubelets give pods CPUs of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub static_cpus: Vec<String>,
 }
 
 impl Variant {
@@ -89,7 +92,11 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kubernetes {}", self.kubernetes.patch())?;
-        self.gates_flag().map_or(Ok(()), |gates| write!(f, " with {gates}"))
+        self.gates_flag().map_or(Ok(()), |gates| write!(f, " with {gates}"))?;
+        if self.static_cpus.is_empty() {
+            return Ok(());
+        }
+        write!(f, ", static CPU manager on {}", self.static_cpus.join(" and "))
     }
 }
 
@@ -109,5 +116,7 @@ mod tests {
         variant.feature_gates.extend([("B".into(), true), ("A".into(), false)]);
         assert_eq!(variant.gates_flag().as_deref(), Some("A=false,B=true"));
         assert_eq!(variant.to_string(), "Kubernetes 1.36.3 with A=false,B=true");
+        variant.static_cpus = vec!["node-2".into()];
+        assert_eq!(variant.to_string(), "Kubernetes 1.36.3 with A=false,B=true, static CPU manager on node-2");
     }
 }

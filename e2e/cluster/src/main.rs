@@ -30,6 +30,9 @@ struct Arguments {
     /// Feature gates of the control plane and the kubelets, as NAME=true,NAME=false
     #[arg(long, global = true, value_delimiter = ',')]
     feature_gates: Vec<FeatureGate>,
+    /// Nodes (node-2, ...) whose kubelets give pods CPUs of their own: all of the host but the first
+    #[arg(long, global = true, value_delimiter = ',', env = "FERROVIRT_STATIC_CPUS")]
+    static_cpus: Vec<String>,
     #[command(subcommand)]
     action: Action,
 }
@@ -121,7 +124,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let progress = Progress::start();
     let folder = std::env::current_dir().context("finding the current folder")?;
     let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
-    plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates)?;
+    plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates, &arguments.static_cpus)?;
     let uses_target =
         matches!(arguments.action, Action::Install(_) | Action::Uninstall | Action::Demo { .. } | Action::Run { .. });
     if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty())

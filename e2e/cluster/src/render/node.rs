@@ -110,6 +110,10 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
         })
     };
     super::merge(&mut configuration, of_host);
+    if plan.variant.static_cpus.contains(&node.name) {
+        // The policy requires a reserved CPU, which is that of all other pods.
+        super::merge(&mut configuration, json!({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}));
+    }
     super::json_text(&configuration)
 }
 
@@ -297,6 +301,16 @@ mod tests {
         assert_eq!(value["authentication"]["anonymous"]["enabled"], false);
         assert_eq!(value["clusterDNS"][0], "10.212.0.10");
         assert_eq!(value["featureGates"], json!({}));
+    }
+
+    #[test]
+    fn one_node_can_have_a_static_cpu_manager() {
+        let mut plan = plan();
+        plan.variant.static_cpus = vec!["node-2".into()];
+        for (node, policy) in [(1, json!(null)), (2, json!("static"))] {
+            let value: serde_json::Value = serde_json::from_str(&kubelet(&plan, &plan.node(node))).unwrap();
+            assert_eq!(value["cpuManagerPolicy"], policy, "{node}");
+        }
     }
 
     #[test]
