@@ -16,6 +16,11 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("swtpm, for its programs", "stories with a TPM run those of the launcher image"),
     ("qemu-img", "stories import images of all formats with that of the image virt-importer"),
     (
+        "a node with a static CPU manager",
+        "clusters of `cluster up --static-cpus` have one; the reason on others is checked",
+    ),
+    ("foreign cluster: a node with a static CPU manager", "kubelets of other clusters are configured by their owners"),
+    (
         "image volumes that are off",
         "Kubernetes has them on from 1.35 on; `make versions` runs the story with the gate off",
     ),

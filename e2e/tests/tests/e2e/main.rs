@@ -16,6 +16,7 @@ mod cve_guest_agent;
 mod cve_launcher_socket;
 mod cve_streams;
 mod data_volumes;
+mod dedicated_cpus;
 mod definitions;
 mod deletions;
 mod devices;
