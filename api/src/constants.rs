@@ -66,6 +66,10 @@ pub mod label {
     pub const POOL_REVISION: &str = "kubevirt.io/vm-pool-revision-name";
     /// Marks ControllerRevisions of pools.
     pub const OF_POOL: &str = "ferrovirt.io/pool-revision";
+    /// VM whose volume a volume snapshot was taken of.
+    pub const SNAPSHOT_SOURCE_NAME: &str = "snapshot.kubevirt.io/source-vm-name";
+    /// Namespace of that VM.
+    pub const SNAPSHOT_SOURCE_NAMESPACE: &str = "snapshot.kubevirt.io/source-vm-namespace";
     /// Node of a VMI.
     pub const NODE_NAME: &str = "kubevirt.io/nodeName";
     /// Target node of a VMI's migration.
@@ -341,11 +345,20 @@ pub mod finalizer {
     pub const POOL: &str = "pool.kubevirt.io/finalizer";
     /// On DataVolumes while they are cloned from another namespace.
     pub const CLONE: &str = "ferrovirt.io/clone";
+    /// On VMs while a snapshot is taken.
+    pub const SNAPSHOT_SOURCE: &str = "snapshot.kubevirt.io/snapshot-source-protection";
+    /// On snapshots of VMs.
+    pub const SNAPSHOT: &str = "snapshot.kubevirt.io/vmsnapshot-protection";
+    /// On contents of snapshots, while their snapshots exist.
+    pub const SNAPSHOT_CONTENT: &str = "snapshot.kubevirt.io/vmsnapshotcontent-protection";
+    /// On restores.
+    pub const RESTORE: &str = "snapshot.kubevirt.io/vmrestore-protection";
     /// On the KubeVirt object while workloads exist that its deletion has to wait for.
     pub const KUBEVIRT: &str = "kubevirt.io/foregroundDeleteKubeVirt";
 
     /// Finalizers that the components set and honour.
-    pub const ALL: [&str; 7] = [VMI, VMI_LEGACY, VM, MIGRATION, POOL, CLONE, KUBEVIRT];
+    pub const ALL: [&str; 11] =
+        [VMI, VMI_LEGACY, VM, MIGRATION, POOL, CLONE, SNAPSHOT_SOURCE, SNAPSHOT, SNAPSHOT_CONTENT, RESTORE, KUBEVIRT];
 }
 
 /// Condition types.
@@ -548,6 +561,22 @@ pub mod event {
     pub const FAILED_DATA_VOLUME_IMPORT: &str = "FailedDataVolumeImport";
     /// A DataVolume was deleted because its source is gone, and is created from another one. KubeVirt has no such event.
     pub const DATA_VOLUME_REPLACED: &str = "DataVolumeReplaced";
+    /// The VM of a snapshot cannot be snapshotted now. KubeVirt has no such event.
+    pub const SNAPSHOT_SOURCE_NOT_LOCKED: &str = "SnapshotSourceNotLocked";
+    /// A snapshot has failed. KubeVirt has no such event.
+    pub const SNAPSHOT_FAILED: &str = "VirtualMachineSnapshotFailed";
+    /// A snapshot lacks volumes that can be snapshotted. KubeVirt has no such event.
+    pub const PARTIAL_SNAPSHOT: &str = "PartialSnapshot";
+    /// The content of a snapshot was created.
+    pub const SUCCESSFUL_SNAPSHOT_CONTENT_CREATE: &str = "SuccessfulVirtualMachineSnapshotContentCreate";
+    /// The content of a snapshot could not be created. KubeVirt has no such event.
+    pub const FAILED_SNAPSHOT_CONTENT_CREATE: &str = "FailedVirtualMachineSnapshotContentCreate";
+    /// A volume snapshot was created.
+    pub const SUCCESSFUL_VOLUME_SNAPSHOT_CREATE: &str = "SuccessfulVolumeSnapshotCreate";
+    /// A volume snapshot could not be created. KubeVirt has no such event.
+    pub const FAILED_VOLUME_SNAPSHOT_CREATE: &str = "FailedVolumeSnapshotCreate";
+    /// A volume snapshot was deleted.
+    pub const VOLUME_SNAPSHOT_MISSING: &str = "VolumeSnapshotMissing";
     /// The source of a DataVolume does not exist yet. The reference spells it so.
     pub const SOURCE_PVC_NOT_AVAILABLE: &str = "SourcePVCNotAvailabe";
 }

@@ -116,6 +116,46 @@ impl VmiPhase {
 }
 
 words! {
+    /// An operation that needs the data of a VM to hold still.
+    VmOperation {
+        /// A snapshot.
+        Snapshot = "Snapshot",
+        /// A restore.
+        Restore = "Restore",
+        /// A dump of the guest's memory.
+        MemoryDump = "MemoryDump",
+        /// Volumes move to other claims.
+        VolumeMigration = "VolumeMigration",
+        /// A backup.
+        Backup = "Backup",
+        /// An export of the claims themselves.
+        Export = "Export",
+        /// The guest's memory is saved to a claim.
+        Hibernation = "Hibernation",
+    } default Snapshot
+}
+
+words! {
+    /// State of the guest's file systems while its volumes are snapshotted.
+    QuiesceState {
+        /// The guest does not run.
+        Offline = "Offline",
+        /// The guest is paused.
+        Paused = "Paused",
+        /// No guest agent is connected.
+        NoAgent = "NoAgent",
+        /// The guest agent has frozen them.
+        Frozen = "Frozen",
+        /// They were frozen until all volume snapshots were taken, and run again.
+        Thawed = "Thawed",
+        /// They ran again before all volume snapshots were taken.
+        TimedOut = "TimedOut",
+        /// The guest agent could not freeze them.
+        Failed = "Failed",
+    } default Offline
+}
+
+words! {
     /// Phase of a migration.
     ///
     /// ```text

@@ -50,8 +50,8 @@ pub(crate) use boolean::is_false;
 pub use boolean::is_true;
 pub use condition::Condition;
 pub use enums::{
-    DataVolumePhase, EvictionStrategy, MigrationPhase, PrintableStatus, RunStrategy, StartStrategy, StateChangeAction,
-    VmiPhase,
+    DataVolumePhase, EvictionStrategy, MigrationPhase, PrintableStatus, QuiesceState, RunStrategy, StartStrategy,
+    StateChangeAction, VmOperation, VmiPhase,
 };
 pub use gates::FeatureGate;
 pub use kubevirt::spec::KubeVirt;

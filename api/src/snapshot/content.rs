@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::SnapshotError;
-use crate::{VirtualMachineSpec, VirtualMachineStatus};
+use crate::{QuiesceState, VirtualMachineSpec, VirtualMachineStatus};
 
 /// The content of a snapshot.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -100,12 +100,39 @@ pub struct VirtualMachineSnapshotContentStatus {
     /// Last error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<SnapshotError>,
+    /// Treatment of the guest's file systems. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quiesce: Option<Quiesce>,
     /// True if all volume snapshots can be restored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_to_use: Option<bool>,
     /// State of the volume snapshots.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_snapshot_status: Vec<VolumeSnapshotStatus>,
+}
+
+impl VirtualMachineSnapshotContent {
+    /// Returns true if all volume snapshots were taken and the guest runs on.
+    pub fn is_taken(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| {
+            let quiesce = status.quiesce.as_ref();
+            status.creation_time.is_some() && quiesce.is_none_or(|quiesce| quiesce.state != QuiesceState::Frozen)
+        })
+    }
+}
+
+/// Treatment of the guest's file systems.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Quiesce {
+    /// Human-readable message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// `Offline`, `Paused`, `NoAgent`, `Frozen`, `Thawed`, `TimedOut` or `Failed`.
+    pub state: QuiesceState,
+    /// Time of the freeze.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
 }
 
 /// Observed state of a volume snapshot.

@@ -3,13 +3,42 @@
 pub mod content;
 pub mod restore;
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Condition;
+use crate::{Condition, duration};
+
+/// API group of snapshots, their contents and restores.
+pub const GROUP: &str = "snapshot.kubevirt.io";
+/// Time after which an incomplete snapshot fails by default.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Phases of a snapshot.
+pub mod phase {
+    /// The content is being taken.
+    pub const IN_PROGRESS: &str = "InProgress";
+    /// All volume snapshots are taken.
+    pub const SUCCEEDED: &str = "Succeeded";
+    /// The snapshot cannot be restored.
+    pub const FAILED: &str = "Failed";
+    /// The snapshot was deleted before its content was taken.
+    pub const DELETING: &str = "Deleting";
+}
+
+/// Condition types of snapshots and restores.
+pub mod condition {
+    /// It can be used.
+    pub const READY: &str = "Ready";
+    /// It is not final.
+    pub const PROGRESSING: &str = "Progressing";
+    /// It has failed.
+    pub const FAILURE: &str = "Failure";
+}
 
 /// A request to snapshot a VM.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -44,6 +73,41 @@ pub struct VirtualMachineSnapshotSpec {
     pub failure_deadline: Option<String>,
     /// The VM, in the namespace of the snapshot.
     pub source: TypedLocalObjectReference,
+}
+
+impl VirtualMachineSnapshot {
+    /// Returns the name of the content.
+    pub fn content_name(&self) -> String {
+        let known = self.status.as_ref().and_then(|status| status.virtual_machine_snapshot_content_name.clone());
+        let uid = self.metadata.uid.as_deref().unwrap_or_default();
+        known.unwrap_or_else(|| format!("vmsnapshot-content-{uid}"))
+    }
+
+    /// Returns the time within which the content must be taken. `None`: any time.
+    pub fn time_limit(&self) -> Option<Duration> {
+        let Some(text) = self.spec.failure_deadline.as_deref() else { return Some(DEADLINE) };
+        match duration::parse(text.strip_prefix('-').unwrap_or(text)) {
+            Ok(Duration::ZERO) => None,
+            Ok(_) if text.starts_with('-') => Some(Duration::ZERO),
+            Ok(limit) => Some(limit),
+            Err(_) => Some(DEADLINE),
+        }
+    }
+
+    /// Returns true if the content goes with the snapshot.
+    pub fn deletes_content(&self) -> bool {
+        self.spec.deletion_policy.as_deref().is_none_or(|policy| policy == "Delete")
+    }
+
+    /// Returns true in this phase.
+    pub fn is_in(&self, phase: &str) -> bool {
+        self.status.as_ref().and_then(|status| status.phase.as_deref()) == Some(phase)
+    }
+
+    /// Returns true if the VM may be used and changed again.
+    pub fn is_final(&self) -> bool {
+        self.is_in(phase::SUCCEEDED) || self.is_in(phase::FAILED)
+    }
 }
 
 /// Observed state of a snapshot.
@@ -114,4 +178,29 @@ pub struct SourceIndication {
     pub indication: String,
     /// Human-readable message.
     pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn time_limit_follows_from_the_deadline() {
+        let seconds = |count| Some(Duration::from_secs(count));
+        for (deadline, limit) in [
+            (None, seconds(300)),
+            (Some("2m30s"), seconds(150)),
+            (Some("0"), None),
+            (Some("0s"), None),
+            (Some("-0s"), None),
+            (Some("-5s"), seconds(0)),
+            (Some("soon"), seconds(300)),
+        ] {
+            let spec = json!({"source": {"kind": "VirtualMachine", "name": "v"}, "failureDeadline": deadline});
+            let snapshot = VirtualMachineSnapshot { spec: serde_json::from_value(spec).unwrap(), ..Default::default() };
+            assert_eq!(snapshot.time_limit(), limit, "{deadline:?}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::condition::FAILURE;
 use crate::Condition;
 
 /// A request to restore a VM from a snapshot.
@@ -55,6 +56,16 @@ pub struct VirtualMachineRestoreSpec {
     /// `PrefixTargetName`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_restore_policy: Option<String>,
+}
+
+impl VirtualMachineRestore {
+    /// Returns true if the restore is complete or has failed.
+    pub fn is_final(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| {
+            let failed = |condition: &Condition| condition.type_ == FAILURE && condition.is_true();
+            status.complete == Some(true) || status.conditions.iter().any(failed)
+        })
+    }
 }
 
 /// Changes to a restored claim.

@@ -1,5 +1,6 @@
 //! VirtualMachine: a VM with its run strategy.
 
+pub mod lease;
 pub mod spec;
 pub mod status;
 

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::lease::OperationLease;
 use crate::Condition;
 use crate::enums::PrintableStatus;
 use crate::enums::RunStrategy;
@@ -47,6 +48,9 @@ pub struct VirtualMachineStatus {
     /// Generation from which the running VMI was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// The operation that needs the VM's data to hold still. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation: Option<OperationLease>,
     /// Preference in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference_ref: Option<InstancetypeStatusRef>,

@@ -39,11 +39,13 @@ pub(crate) mod replica_sets;
 mod rights;
 pub(crate) mod roles;
 mod secrets;
+pub(crate) mod snapshot_classes;
 pub(crate) mod snapshots;
 mod sources;
 pub(crate) mod start_revisions;
 pub(crate) mod storage_classes;
 pub(crate) mod storage_profiles;
+pub(crate) mod vm_snapshots;
 pub(crate) mod vmis;
 pub(crate) mod vms;
 pub(crate) mod volumes;
@@ -58,6 +60,7 @@ use api::{
     cdi::{DataSource, DataVolume},
     instancetype::MatchedKind,
     owner,
+    snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
 };
 use k8s_openapi::api::{
     certificates::v1::CertificateSigningRequest,
@@ -86,6 +89,7 @@ use self::{
     quotas::CachedQuota,
     recoveries::CachedRecovery,
     roles::CachedRole,
+    snapshot_classes::CachedSnapshotClass,
     snapshots::CachedSnapshot,
     start_revisions::StartRevision,
     storage_classes::CachedStorageClass,
@@ -184,6 +188,14 @@ resources! {
     volumes: CachedVolume as Volumes,
     /// Snapshots of volumes.
     snapshots: CachedSnapshot as Snapshots,
+    /// Classes of volume snapshots.
+    snapshot_classes: CachedSnapshotClass as SnapshotClasses,
+    /// Snapshots of VMs.
+    vm_snapshots: VirtualMachineSnapshot as VmSnapshots,
+    /// Contents of snapshots of VMs.
+    vm_snapshot_contents: VirtualMachineSnapshotContent as VmSnapshotContents,
+    /// Restores of VMs.
+    vm_restores: VirtualMachineRestore as VmRestores,
     /// CSI drivers.
     csi_drivers: CachedCsiDriver as CsiDrivers,
     /// Pods that fill the claims of DataVolumes.

@@ -1,11 +1,14 @@
-//! Snapshots of volumes, as far as clones read them.
+//! Snapshots of volumes.
 
 use api::quantity;
-use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
+use k8s_openapi::apimachinery::pkg::{
+    api::resource::Quantity,
+    apis::meta::v1::{ObjectMeta, Time},
+};
 use serde::Deserialize;
 
 use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Presence;
+use crate::{cache::Presence, runtime::Kind};
 
 /// A VolumeSnapshot, as far as it is read.
 #[derive(Clone, Debug, Deserialize)]
@@ -19,9 +22,24 @@ pub(crate) struct VolumeSnapshot {
 #[serde(rename_all = "camelCase")]
 struct VolumeSnapshotStatus {
     #[serde(default)]
+    creation_time: Option<Time>,
+    #[serde(default)]
+    error: Option<SnapshotError>,
+    #[serde(default)]
     ready_to_use: Option<bool>,
     #[serde(default)]
     restore_size: Option<Quantity>,
+}
+
+/// The last error of a snapshot.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+pub(crate) struct SnapshotError {
+    /// Human-readable message.
+    #[serde(default)]
+    pub message: Option<String>,
+    /// Time of the error.
+    #[serde(default)]
+    pub time: Option<Time>,
 }
 
 outside_kind!(
@@ -40,6 +58,10 @@ pub(crate) struct CachedSnapshot {
     pub metadata: ObjectMeta,
     /// It is complete.
     pub ready: bool,
+    /// Time at which the content of the volume was fixed.
+    pub created: Option<Time>,
+    /// Last error.
+    pub error: Option<SnapshotError>,
     /// Smallest size of a volume that is made from it, in bytes.
     pub restore_size: Option<i64>,
 }
@@ -50,6 +72,7 @@ impl Declaration for CachedSnapshot {
     type Wire = VolumeSnapshot;
     type Kept = Self;
     const PRESENCE: Presence = Presence::WhenServed;
+    const WRITTEN: Option<Kind> = Some(Kind::VolumeSnapshot);
 }
 
 impl From<VolumeSnapshot> for CachedSnapshot {
@@ -57,6 +80,8 @@ impl From<VolumeSnapshot> for CachedSnapshot {
         let status = snapshot.status.unwrap_or_default();
         Self {
             ready: status.ready_to_use == Some(true),
+            created: status.creation_time,
+            error: status.error,
             restore_size: status.restore_size.and_then(|size| quantity::units(&size).ok()),
             metadata: slim(snapshot.metadata),
         }

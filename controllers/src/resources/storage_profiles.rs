@@ -1,4 +1,4 @@
-//! Storage profiles of CDI: the access modes that a storage class offers.
+//! Storage profiles of CDI: the access modes that a storage class offers, and the class of its volume snapshots.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -19,6 +19,8 @@ pub(crate) struct StorageProfile {
 struct Status {
     #[serde(default)]
     claim_property_sets: Vec<PropertySet>,
+    #[serde(default)]
+    snapshot_class: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -39,6 +41,8 @@ pub(crate) struct CachedStorageProfile {
     pub metadata: ObjectMeta,
     /// Access modes of claims with a file system.
     pub file_system_modes: Vec<String>,
+    /// Class of its volume snapshots.
+    pub snapshot_class: Option<String>,
 }
 
 unindexed!(CachedStorageProfile);
@@ -51,11 +55,13 @@ impl Declaration for CachedStorageProfile {
 
 impl From<StorageProfile> for CachedStorageProfile {
     fn from(profile: StorageProfile) -> Self {
-        let sets = profile.status.unwrap_or_default().claim_property_sets;
-        let of_file_systems = sets.into_iter().filter(|set| set.volume_mode.as_deref() == Some("Filesystem"));
+        let status = profile.status.unwrap_or_default();
+        let sets = status.claim_property_sets.into_iter();
+        let of_file_systems = sets.filter(|set| set.volume_mode.as_deref() == Some("Filesystem"));
         Self {
             metadata: slim(profile.metadata),
             file_system_modes: of_file_systems.flat_map(|set| set.access_modes).collect(),
+            snapshot_class: status.snapshot_class.filter(|class| !class.is_empty()),
         }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) enum VmIndex {
     Pool(String),
     /// VMs with the finalizer of pools.
     HeldByPool,
+    /// VMs with a lease on their data, or with the finalizer of snapshots.
+    Leased,
     /// DataSource that a template of the VM names, while the VM has condition Failure.
     WaitsFor(Key),
 }
@@ -65,6 +67,9 @@ impl Cached for VirtualMachine {
         if is_held_by_pool(self) {
             indices.push(VmIndex::HeldByPool);
         }
+        if is_leased(self) {
+            indices.push(VmIndex::Leased);
+        }
         indices
     }
 }
@@ -72,6 +77,12 @@ impl Cached for VirtualMachine {
 /// Returns true for a VM with the finalizer of pools.
 pub(crate) fn is_held_by_pool(vm: &VirtualMachine) -> bool {
     vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::POOL)
+}
+
+/// Returns true for a VM with a lease on its data, or with the finalizer of snapshots.
+pub(crate) fn is_leased(vm: &VirtualMachine) -> bool {
+    let is_held = vm.status.as_ref().is_some_and(|status| status.operation.is_some());
+    is_held || vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::SNAPSHOT_SOURCE)
 }
 
 impl Declaration for VirtualMachine {

@@ -1,12 +1,8 @@
 //! The effects of which the decisions of controllers consist.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use api::{
-    cdi::DataVolume,
-    constants::event,
-    instancetype::{self, MatchedKind},
-};
+use api::{cdi::DataVolume, constants::event, snapshot::content::VirtualMachineSnapshotContent};
 use k8s_openapi::{
     api::core::v1::ObjectReference,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
@@ -17,151 +13,7 @@ use serde_json::{Value, json};
 
 pub(crate) use daemon::events::Event;
 
-/// Kinds of objects that controllers write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    /// `v1` Pod.
-    Pod,
-    /// `v1` Secret.
-    Secret,
-    /// `v1` ConfigMap.
-    ConfigMap,
-    /// `v1` PersistentVolumeClaim.
-    Claim,
-    /// `v1` PersistentVolume.
-    Volume,
-    /// `v1` Node.
-    Node,
-    /// `kubevirt.io/v1` VirtualMachine.
-    VirtualMachine,
-    /// `kubevirt.io/v1` VirtualMachineInstance.
-    Instance,
-    /// `kubevirt.io/v1` VirtualMachineInstanceReplicaSet.
-    ReplicaSet,
-    /// `pool.kubevirt.io/v1beta1` VirtualMachinePool.
-    Pool,
-    /// `kubevirt.io/v1` VirtualMachineInstanceMigration.
-    Migration,
-    /// `kubevirt.io/v1` KubeVirt.
-    KubeVirt,
-    /// `apps/v1` ControllerRevision.
-    ControllerRevision,
-    /// `certificates.k8s.io/v1` CertificateSigningRequest.
-    CertificateSigningRequest,
-    /// `apiregistration.k8s.io/v1` APIService.
-    ApiService,
-    /// `admissionregistration.k8s.io/v1` MutatingWebhookConfiguration.
-    MutatingWebhooks,
-    /// `admissionregistration.k8s.io/v1` ValidatingWebhookConfiguration.
-    ValidatingWebhooks,
-    /// `rbac.authorization.k8s.io/v1` ClusterRole.
-    ClusterRole,
-    /// `cdi.kubevirt.io/v1beta1` DataVolume.
-    DataVolume,
-    /// `cdi.kubevirt.io/v1beta1` DataSource.
-    DataSource,
-    /// `instancetype.kubevirt.io/v1beta1` VirtualMachineClusterInstancetype.
-    ClusterInstancetype,
-    /// `instancetype.kubevirt.io/v1beta1` VirtualMachineClusterPreference.
-    ClusterPreference,
-}
-
-impl Kind {
-    /// Returns `apiVersion`, `kind` and plural name.
-    fn names(self) -> (&'static str, &'static str, &'static str) {
-        let named = |kind: MatchedKind| (instancetype::API_VERSION, kind.kind(), kind.plural());
-        match self {
-            Self::Pod => ("v1", "Pod", "pods"),
-            Self::Secret => ("v1", "Secret", "secrets"),
-            Self::ConfigMap => ("v1", "ConfigMap", "configmaps"),
-            Self::Claim => ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
-            Self::Volume => ("v1", "PersistentVolume", "persistentvolumes"),
-            Self::Node => ("v1", "Node", "nodes"),
-            Self::VirtualMachine => ("kubevirt.io/v1", "VirtualMachine", "virtualmachines"),
-            Self::Instance => ("kubevirt.io/v1", "VirtualMachineInstance", "virtualmachineinstances"),
-            Self::ReplicaSet => {
-                ("kubevirt.io/v1", "VirtualMachineInstanceReplicaSet", "virtualmachineinstancereplicasets")
-            }
-            Self::Pool => ("pool.kubevirt.io/v1beta1", "VirtualMachinePool", "virtualmachinepools"),
-            Self::Migration => {
-                ("kubevirt.io/v1", "VirtualMachineInstanceMigration", "virtualmachineinstancemigrations")
-            }
-            Self::KubeVirt => ("kubevirt.io/v1", "KubeVirt", "kubevirts"),
-            Self::ControllerRevision => ("apps/v1", "ControllerRevision", "controllerrevisions"),
-            Self::CertificateSigningRequest => {
-                ("certificates.k8s.io/v1", "CertificateSigningRequest", "certificatesigningrequests")
-            }
-            Self::ApiService => ("apiregistration.k8s.io/v1", "APIService", "apiservices"),
-            Self::MutatingWebhooks => {
-                ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations")
-            }
-            Self::ValidatingWebhooks => {
-                ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations")
-            }
-            Self::ClusterRole => ("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles"),
-            Self::DataVolume => ("cdi.kubevirt.io/v1beta1", "DataVolume", "datavolumes"),
-            Self::DataSource => ("cdi.kubevirt.io/v1beta1", "DataSource", "datasources"),
-            Self::ClusterInstancetype => named(MatchedKind::ClusterInstancetype),
-            Self::ClusterPreference => named(MatchedKind::ClusterPreference),
-        }
-    }
-
-    /// Returns the `apiVersion`.
-    #[must_use]
-    pub(crate) fn api_version(self) -> &'static str {
-        self.names().0
-    }
-
-    /// Returns the `kind`.
-    #[must_use]
-    pub(crate) fn kind(self) -> &'static str {
-        self.names().1
-    }
-
-    /// Returns the path of the collection, in a namespace or cluster-wide.
-    #[must_use]
-    pub(crate) fn path(self, namespace: Option<&str>) -> String {
-        let (api_version, _, plural) = self.names();
-        let prefix = if api_version.contains('/') { "/apis" } else { "/api" };
-        match namespace {
-            Some(namespace) => format!("{prefix}/{api_version}/namespaces/{namespace}/{plural}"),
-            None => format!("{prefix}/{api_version}/{plural}"),
-        }
-    }
-
-    /// Returns the plural name, which metrics use.
-    #[must_use]
-    pub(crate) fn plural(self) -> &'static str {
-        self.names().2
-    }
-
-    /// Returns a controller reference to an object of this kind.
-    #[must_use]
-    pub(crate) fn owner_reference(self, meta: &ObjectMeta) -> OwnerReference {
-        OwnerReference {
-            api_version: self.api_version().to_owned(),
-            kind: self.kind().to_owned(),
-            name: meta.name.clone().unwrap_or_default(),
-            uid: meta.uid.clone().unwrap_or_default(),
-            controller: Some(true),
-            block_owner_deletion: Some(true),
-        }
-    }
-
-    /// Returns the reference of an event about an object of this kind.
-    #[must_use]
-    pub(crate) fn reference(self, meta: &ObjectMeta) -> ObjectReference {
-        ObjectReference {
-            api_version: Some(self.api_version().to_owned()),
-            kind: Some(self.kind().to_owned()),
-            name: meta.name.clone(),
-            namespace: meta.namespace.clone(),
-            uid: meta.uid.clone(),
-            resource_version: meta.resource_version.clone(),
-            field_path: None,
-        }
-    }
-}
+pub(crate) use super::kind::Kind;
 
 /// The creation of a DataVolume.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,6 +26,28 @@ pub(crate) struct DataVolumeCreation {
     pub adopts_claim: bool,
     /// The VM, for events.
     pub regarding: ObjectReference,
+}
+
+/// The creation of the content of a snapshot of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SnapshotContentCreation {
+    /// The content. Its claims have names and UIDs, and the VM its present spec.
+    pub content: VirtualMachineSnapshotContent,
+    /// The record of the start, if the guest does not have the present spec.
+    pub start: Option<String>,
+}
+
+/// The copy of a ControllerRevision.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RevisionCopy {
+    /// Namespace of both.
+    pub namespace: String,
+    /// Name of the revision that is copied.
+    pub source: String,
+    /// Name of the copy.
+    pub name: String,
+    /// Controller of the copy.
+    pub owner: OwnerReference,
 }
 
 /// Events of a write, and the treatment of its failure.
@@ -212,6 +86,31 @@ pub(crate) enum Effect {
     CreateDataVolume {
         /// The DataVolume, and the service account whose rights count.
         creation: Box<DataVolumeCreation>,
+        /// Events.
+        options: WriteOptions,
+    },
+    /// Creates the content of a snapshot. Its claims, and the record of the start, are read, so that it holds them whole.
+    CreateSnapshotContent {
+        /// The content.
+        creation: Box<SnapshotContentCreation>,
+        /// Events.
+        options: WriteOptions,
+    },
+    /// Copies a ControllerRevision. An existing copy counts as success.
+    CopyRevision {
+        /// Both revisions.
+        copy: RevisionCopy,
+        /// Events.
+        options: WriteOptions,
+    },
+    /// Freezes or thaws the file systems of a running guest by virt-api. Every failure is a refusal.
+    Quiesce {
+        /// Its namespace.
+        namespace: String,
+        /// Name of the VMI.
+        name: String,
+        /// Freezes, with this time until the automatic thaw. `None`: thaws.
+        freeze: Option<Duration>,
         /// Events.
         options: WriteOptions,
     },
@@ -331,6 +230,22 @@ impl Effect {
         Self::CreateDataVolume { creation: Box::new(creation), options }
     }
 
+    /// Returns the creation of the content of a snapshot.
+    pub(crate) fn create_snapshot_content(creation: SnapshotContentCreation) -> Self {
+        Self::CreateSnapshotContent { creation: Box::new(creation), options: WriteOptions::default() }
+    }
+
+    /// Returns the copy of a ControllerRevision.
+    pub(crate) fn copy_revision(copy: RevisionCopy) -> Self {
+        Self::CopyRevision { copy, options: WriteOptions::default() }
+    }
+
+    /// Returns the freeze of a guest with the time until its automatic thaw, or its thaw.
+    pub(crate) fn quiesce(namespace: &str, name: &str, freeze: Option<Duration>) -> Self {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Self::Quiesce { namespace, name, freeze, options: WriteOptions::default() }
+    }
+
     /// Returns the change from `old` to `new`, two versions of one object, or `None` when they are equal.
     pub(crate) fn change<T: Serialize + Resource>(
         kind: Kind,
@@ -435,6 +350,9 @@ impl Effect {
     fn with(mut self, set: impl FnOnce(&mut WriteOptions)) -> Self {
         if let Self::Create { options, .. }
         | Self::CreateDataVolume { options, .. }
+        | Self::CreateSnapshotContent { options, .. }
+        | Self::CopyRevision { options, .. }
+        | Self::Quiesce { options, .. }
         | Self::Patch { options, .. }
         | Self::Delete { options, .. }
         | Self::Evict { options, .. } = &mut self

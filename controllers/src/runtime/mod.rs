@@ -12,6 +12,7 @@ mod controller;
 mod decision;
 mod effect;
 mod executor;
+mod kind;
 mod lease;
 mod metrics;
 mod queue;
@@ -24,7 +25,7 @@ mod tests;
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Needs, Wake},
     decision::{Decision, Failure},
-    effect::{DataVolumeCreation, Effect, Event, Kind, WriteOptions},
+    effect::{DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions},
     executor::{Answers, ClaimUser, Executor},
     lease::{Election, Times},
     metrics::Metrics,

@@ -2,13 +2,15 @@
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
 //! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
-//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone, `users.rs` finds the pods that use a
+//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone, `snapshots.rs` reads the content of
+//! snapshots and freezes guests, `users.rs` finds the pods that use a
 //! claim.
 
 mod data_volumes;
 mod errors;
 mod image_volumes;
 mod restore;
+mod snapshots;
 mod users;
 mod warnings;
 
@@ -33,13 +35,17 @@ use serde_json::{Value, json};
 use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
 pub(crate) use self::users::ClaimUser;
 use super::{
-    DataVolumeCreation, Effect, Event, Kind, WriteOptions, lease::Leadership, metrics::Metrics, recorder::Recorder,
+    DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
+    metrics::Metrics, recorder::Recorder,
 };
 
 /// Longest time for one write. Shorter than the time between the end of leadership and the end of the lease.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for [`Effect::Restore`] and [`Effect::ReadUsers`], which list a namespace.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for [`Effect::Quiesce`]: that of virt-handler and of the way to it. Without leadership it does no harm: the guest thaws
+/// itself.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Field manager of all writes.
 const FIELD_MANAGER: &str = "virt-controller";
 
@@ -152,12 +158,20 @@ impl Executor {
             }
             let (verb, resource) = label(&effect);
             let lists = matches!(effect, Effect::Restore { .. } | Effect::ReadUsers { .. });
-            let limit = if lists { RESTORE_TIMEOUT } else { WRITE_TIMEOUT };
+            let limit = match effect {
+                Effect::Quiesce { .. } => QUIESCE_TIMEOUT,
+                _ if lists => RESTORE_TIMEOUT,
+                _ => WRITE_TIMEOUT,
+            };
             let span = trace.and_then(|parent| self.traces.child(verb, parent.context()));
             let mut span = span.map(|span| span.with("resource", resource));
             let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
             let (options, regarding_name) = parts(&effect);
-            let result = result.unwrap_or_else(|_| Err(WriteError::Unreachable("no answer in time".to_owned())));
+            let late = "no answer in time".to_owned();
+            let result = result.unwrap_or_else(|_| match effect {
+                Effect::Quiesce { .. } => Err(WriteError::Refused(late)),
+                _ => Err(WriteError::Unreachable(late)),
+            });
             if let (Some(span), Err(error)) = (&mut span, &result) {
                 span.fail(format!("{error:?}"));
             }
@@ -316,6 +330,13 @@ impl Executor {
                 self.create(*kind, namespace.as_deref(), object, options).await
             }
             Effect::CreateDataVolume { creation, options } => self.create_data_volume(creation, options).await,
+            Effect::CreateSnapshotContent { creation, options } => {
+                self.create_snapshot_content(creation, options).await.map(Some)
+            }
+            Effect::CopyRevision { copy, options } => self.copy_revision(copy, options).await,
+            Effect::Quiesce { namespace, name, freeze, .. } => {
+                self.quiesce(namespace, name, *freeze).await.map(|()| None)
+            }
             Effect::Patch { kind, namespace, name, resource_version, subresource, strategic, patch, .. } => {
                 if patch.as_object().is_some_and(serde_json::Map::is_empty) {
                     return Ok(None);
@@ -383,6 +404,10 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
     match effect {
         Effect::Create { kind, .. } => ("create", kind.plural()),
         Effect::CreateDataVolume { .. } => ("create", Kind::DataVolume.plural()),
+        Effect::CreateSnapshotContent { .. } => ("create", Kind::VmSnapshotContent.plural()),
+        Effect::CopyRevision { .. } => ("create", Kind::ControllerRevision.plural()),
+        Effect::Quiesce { freeze: Some(_), .. } => ("freeze", Kind::Instance.plural()),
+        Effect::Quiesce { .. } => ("unfreeze", Kind::Instance.plural()),
         Effect::Patch { kind, .. } => ("patch", kind.plural()),
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
@@ -402,7 +427,12 @@ fn parts(effect: &Effect) -> (WriteOptions, &str) {
         Effect::CreateDataVolume { creation, options } => {
             (options.clone(), creation.data_volume.metadata.name.as_deref().unwrap_or_default())
         }
+        Effect::CreateSnapshotContent { creation, options } => {
+            (options.clone(), creation.content.metadata.name.as_deref().unwrap_or_default())
+        }
+        Effect::CopyRevision { copy, options } => (options.clone(), &copy.name),
         Effect::Patch { options, name, .. }
+        | Effect::Quiesce { options, name, .. }
         | Effect::Delete { options, name, .. }
         | Effect::Evict { options, name, .. } => (options.clone(), name),
         Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),

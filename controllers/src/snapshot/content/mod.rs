@@ -1,0 +1,176 @@
+//! The content of a snapshot: freezes the guest, takes the volume snapshots, thaws the guest.
+//!
+//! ```text
+//!           no guest, no agent, paused, or freeze fails often      all taken
+//!  created ─────────────────────────────────────────────> taking ─────────────> taken ──> ready
+//!     │ freeze                                               ^                    ^
+//!     v           limit of the freeze, refused volume        │                    │ thaw
+//!  frozen ───────────────────────────────────────────────────┘                    │
+//!     └────────────────────────────── all taken ──────────────────────────────────┘
+//! ```
+//! The state of the guest is recorded in the status. The guest thaws itself after [`FROZEN`], also when nobody thaws it: the thaw here
+//! shortens its pause. A content whose snapshot is gone, has failed or is deleted thaws the guest and is let go.
+
+mod controller;
+mod quiesce;
+mod status;
+#[cfg(test)]
+mod tests;
+mod volume_snapshot;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use api::{
+    QuiesceState, VirtualMachine, VirtualMachineInstance,
+    constants::finalizer,
+    snapshot::{
+        VirtualMachineSnapshot,
+        content::{VirtualMachineSnapshotContent, VirtualMachineSnapshotContentStatus, VolumeBackup},
+        phase,
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+pub(crate) use self::controller::SnapshotContents;
+use self::quiesce::Step;
+use crate::{
+    resources::{claims::CachedClaim, snapshots::CachedSnapshot},
+    runtime::{Decision, Effect, Failure, Kind},
+};
+
+/// Longest time for which a guest is frozen.
+pub(crate) const FROZEN: Duration = Duration::from_secs(60);
+
+/// Everything that a decision about a content depends on.
+pub(crate) struct Observed {
+    /// The content.
+    pub content: Arc<VirtualMachineSnapshotContent>,
+    /// Its snapshot, unless another one has the name.
+    pub snapshot: Option<Arc<VirtualMachineSnapshot>>,
+    /// The VM of the snapshot.
+    pub vm: Option<Arc<VirtualMachine>>,
+    /// Its VMI.
+    pub vmi: Option<Arc<VirtualMachineInstance>>,
+    /// Volume snapshots by name.
+    pub taken: BTreeMap<String, Arc<CachedSnapshot>>,
+    /// Claims by name, with the class of their snapshots, or why none can be chosen.
+    pub claims: BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)>,
+    /// The last write for this content that was refused.
+    pub failure: Option<Failure>,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+impl Observed {
+    /// Returns true if the content is not completed any more.
+    fn is_leaving(&self) -> bool {
+        let is_ending = |snapshot: &Arc<VirtualMachineSnapshot>| {
+            snapshot.metadata.deletion_timestamp.is_some() || snapshot.is_in(phase::FAILED)
+        };
+        self.content.metadata.deletion_timestamp.is_some() || self.snapshot.as_ref().is_none_or(is_ending)
+    }
+
+    fn status(&self) -> VirtualMachineSnapshotContentStatus {
+        self.content.status.clone().unwrap_or_default()
+    }
+
+    /// Returns the backups with names of volume snapshots.
+    fn backups(&self) -> impl Iterator<Item = (&VolumeBackup, &str)> {
+        let backups = self.content.spec.volume_backups.iter();
+        backups.filter_map(|backup| Some((backup, backup.volume_snapshot_name.as_deref()?)))
+    }
+
+    /// Returns the backups without volume snapshots.
+    fn missing(&self) -> Vec<(&VolumeBackup, &str)> {
+        self.backups().filter(|(_, name)| !self.taken.contains_key(*name)).collect()
+    }
+
+    /// Returns true if the content of all volumes is fixed.
+    fn are_all_taken(&self) -> bool {
+        self.backups().all(|(_, name)| self.taken.get(name).is_some_and(|taken| taken.created.is_some()))
+    }
+}
+
+/// Decides what to do about a content.
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let mut decision = Decision::settled();
+    if observed.is_leaving() {
+        leave(observed, &mut decision);
+        return Ok(decision);
+    }
+    let mut status = observed.status();
+    if status.creation_time.is_some() {
+        if quiesce::is_frozen(&status) {
+            let step = quiesce::thaw(observed, &mut status, &mut decision);
+            put_step(observed, step, &mut decision);
+        }
+        status::update(observed, None, &mut status);
+        status::put(observed, &status, &mut decision)?;
+        status::warn_missing(observed, &mut decision);
+        return Ok(decision);
+    }
+    if observed.are_all_taken() {
+        let step = quiesce::thaw(observed, &mut status, &mut decision);
+        put_step(observed, step, &mut decision);
+        status.creation_time = Some(Time(observed.now));
+        status::update(observed, None, &mut status);
+        status::put(observed, &status, &mut decision)?;
+        return Ok(decision);
+    }
+    take(observed, status, &mut decision)?;
+    Ok(decision)
+}
+
+/// Freezes the guest and takes the volume snapshots.
+fn take(
+    observed: &Observed,
+    mut status: VirtualMachineSnapshotContentStatus,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let step = quiesce::begin(observed, &mut status, decision);
+    let waits = step == Step::Wait;
+    put_step(observed, step, decision);
+    let error = quiesce::error(observed, &status).or_else(|| volume_snapshot::error(observed));
+    status::update(observed, error, &mut status);
+    status::put(observed, &status, decision)?;
+    if !waits {
+        volume_snapshot::create(observed, decision);
+    }
+    Ok(())
+}
+
+fn put_step(observed: &Observed, step: Step, decision: &mut Decision) {
+    let Step::Call(freeze) = step else { return };
+    let Some(vmi) = observed.vmi.as_ref().map(|vmi| &vmi.metadata) else { return };
+    let (namespace, name) = (vmi.namespace.as_deref().unwrap_or_default(), vmi.name.as_deref().unwrap_or_default());
+    let reason = if freeze.is_some() { quiesce::FREEZE } else { quiesce::THAW };
+    decision.push(Effect::quiesce(namespace, name, freeze).refused_as(reason));
+}
+
+/// Thaws the guest if it may be frozen, and removes the finalizer. A content that nobody can use is deleted.
+fn leave(observed: &Observed, decision: &mut Decision) {
+    let content = &*observed.content;
+    let present = content.metadata.finalizers.iter().flatten();
+    if present.clone().any(|name| name == finalizer::SNAPSHOT_CONTENT) {
+        if !content.is_taken() && quiesce::may_be_frozen(observed) {
+            let vmi = observed.vmi.as_ref().map(|vmi| vmi.metadata.clone()).unwrap_or_default();
+            let thaw = Effect::quiesce(&vmi.namespace.unwrap_or_default(), &vmi.name.unwrap_or_default(), None);
+            // The guest thaws itself if this fails.
+            decision.push(thaw.independent());
+        }
+        let left: Vec<&String> = present.filter(|name| *name != finalizer::SNAPSHOT_CONTENT).collect();
+        let patch = json!({"metadata": {"finalizers": left}});
+        decision.push(Effect::merge(Kind::VmSnapshotContent, &content.metadata, patch));
+    }
+    let is_useless = observed.snapshot.is_none() && observed.status().creation_time.is_none();
+    if is_useless && content.metadata.deletion_timestamp.is_none() {
+        decision.push(Effect::delete(Kind::VmSnapshotContent, &content.metadata));
+    }
+}
+
+/// Returns true in this state of the guest.
+fn is_state(status: &VirtualMachineSnapshotContentStatus, state: QuiesceState) -> bool {
+    status.quiesce.as_ref().is_some_and(|quiesce| quiesce.state == state)
+}

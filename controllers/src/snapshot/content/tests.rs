@@ -1,0 +1,211 @@
+//! Tests of decisions about contents.
+
+use api::constants::event;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2030-01-01T00:01:00Z".parse().unwrap()
+}
+
+fn content(status: &Value) -> VirtualMachineSnapshotContent {
+    let backup = |name: &str| {
+        json!({
+            "volumeName": name, "volumeSnapshotName": format!("vs-{name}"),
+            "persistentVolumeClaim": {"metadata": {"name": name, "uid": name}},
+        })
+    };
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "vmsnapshot-content-u", "namespace": "n", "uid": "c", "resourceVersion": "1",
+            "finalizers": ["snapshot.kubevirt.io/vmsnapshotcontent-protection"],
+        },
+        "spec": {
+            "source": {"virtualMachine": {"metadata": {"name": "v"}}}, "virtualMachineSnapshotName": "s",
+            "volumeBackups": [backup("a"), backup("b")],
+        },
+        "status": status,
+    }))
+    .unwrap()
+}
+
+fn snapshot(change: &Value) -> Option<Arc<VirtualMachineSnapshot>> {
+    let mut snapshot = json!({
+        "metadata": {"name": "s", "namespace": "n", "uid": "u"},
+        "spec": {"source": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "v"}},
+        "status": {"phase": "InProgress"},
+    });
+    json_patch::merge(&mut snapshot, change);
+    Some(Arc::new(serde_json::from_value(snapshot).unwrap()))
+}
+
+fn vmi(conditions: &[&str]) -> Option<Arc<VirtualMachineInstance>> {
+    let conditions: Vec<Value> = conditions.iter().map(|name| json!({"type": name, "status": "True"})).collect();
+    let vmi = json!({
+        "metadata": {"name": "v", "namespace": "n"}, "spec": {"domain": {"devices": {}}},
+        "status": {"phase": "Running", "conditions": conditions},
+    });
+    Some(Arc::new(serde_json::from_value(vmi).unwrap()))
+}
+
+fn claims() -> BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)> {
+    let claim = |name: &str| {
+        let claim = json!({"metadata": {"name": name, "uid": name}});
+        let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+        (name.to_owned(), (Arc::new(CachedClaim::from(claim)), Ok(Some("class".to_owned()))))
+    };
+    ["a", "b"].map(claim).into_iter().collect()
+}
+
+fn taken(names: &[(&str, Option<&str>)]) -> BTreeMap<String, Arc<CachedSnapshot>> {
+    let taken = |(name, created): &(&str, Option<&str>)| {
+        let created = created.map(|time| Time(time.parse().unwrap()));
+        (format!("vs-{name}"), Arc::new(CachedSnapshot { created, ready: false, ..CachedSnapshot::default() }))
+    };
+    names.iter().map(taken).collect()
+}
+
+fn failure(reason: &'static str, message: &str, attempts: u32) -> Option<Failure> {
+    Some(Failure { reason, message: message.to_owned(), retry_at: now(), attempts })
+}
+
+fn observed(status: &Value) -> Observed {
+    Observed {
+        content: Arc::new(content(status)),
+        snapshot: snapshot(&json!({})),
+        vm: None,
+        vmi: vmi(&["AgentConnected"]),
+        taken: BTreeMap::new(),
+        claims: claims(),
+        failure: None,
+        now: now(),
+    }
+}
+
+/// Returns the effects in short.
+fn shown(decision: &Decision) -> String {
+    let shown = decision.effects.iter().map(|effect| match effect {
+        Effect::Quiesce { freeze: Some(_), .. } => "freeze".to_owned(),
+        Effect::Quiesce { .. } => "thaw".to_owned(),
+        Effect::Create { object, .. } => object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        Effect::Patch { subresource: Some(_), patch, .. } => {
+            let status = &patch["status"];
+            let state = status["quiesce"]["state"].as_str().unwrap_or_default();
+            let created = if status["creationTime"].is_string() { "+created" } else { "" };
+            format!("{state}{created}")
+        }
+        Effect::Patch { .. } => "released".to_owned(),
+        Effect::Delete { .. } => "deleted".to_owned(),
+        other => format!("{other:?}"),
+    });
+    shown.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn guest_is_frozen_while_volume_snapshots_are_taken() {
+    let frozen = |time: &str| json!({"quiesce": {"state": "Frozen", "time": time}});
+    let (recent, old) = (frozen("2030-01-01T00:00:50Z"), frozen("2030-01-01T00:00:00Z"));
+    let none = json!({});
+    let (in_time, late) = (Some("2030-01-01T00:00:55Z"), Some("2030-01-01T00:02:00Z"));
+    let all = |time| taken(&[("a", time), ("b", time)]);
+    let agent = || vmi(&["AgentConnected"]);
+    // Status, guest, volume snapshots, the last refusal; effects.
+    for (status, vmi, taken, failure, effects) in [
+        (&none, agent(), taken(&[]), None, "freeze Frozen vs-a vs-b"),
+        (&none, None, taken(&[]), None, "Offline vs-a vs-b"),
+        (&none, vmi(&[]), taken(&[]), None, "NoAgent vs-a vs-b"),
+        (&none, vmi(&["AgentConnected", "Paused"]), taken(&[]), None, "Paused vs-a vs-b"),
+        (&none, agent(), taken(&[]), failure(quiesce::FREEZE, "no", 1), "freeze Frozen vs-a vs-b"),
+        (&none, agent(), taken(&[]), failure(quiesce::FREEZE, "no", 3), "Failed vs-a vs-b"),
+        (&recent, agent(), taken(&[("a", in_time)]), None, "vs-b"),
+        (&recent, agent(), taken(&[("a", None), ("b", in_time)]), None, ""),
+        // A refused volume lets the guest run.
+        (
+            &recent,
+            agent(),
+            taken(&[("a", None)]),
+            failure(event::FAILED_VOLUME_SNAPSHOT_CREATE, "quota", 1),
+            "thaw TimedOut vs-b",
+        ),
+        (&old, agent(), taken(&[("a", None), ("b", in_time)]), None, ""),
+        (&recent, agent(), all(in_time), None, "thaw Thawed+created"),
+        (&recent, None, all(in_time), None, "Thawed+created"),
+        (
+            &recent,
+            agent(),
+            all(in_time),
+            failure(quiesce::THAW, "fsfreeze is limited up to 10 seconds", 1),
+            "TimedOut+created",
+        ),
+    ] {
+        let mut observed = Observed { vmi, taken, failure, ..observed(status) };
+        assert_eq!(shown(&decide(&observed).unwrap()), effects, "{status}");
+        // The guest has thawed itself by then.
+        observed.now = "2030-01-01T00:03:00Z".parse().unwrap();
+        if *status == recent && observed.failure.is_none() && observed.are_all_taken() {
+            assert_eq!(shown(&decide(&observed).unwrap()), "Thawed+created");
+            observed.taken = all(late);
+            assert_eq!(shown(&decide(&observed).unwrap()), "TimedOut+created");
+        }
+    }
+}
+
+#[test]
+fn refused_freeze_waits_and_shows() {
+    let retry_at = "2030-01-01T00:01:10Z".parse().unwrap();
+    let failure = Failure { retry_at, ..failure(quiesce::FREEZE, "busy", 1).unwrap() };
+    let decision = decide(&Observed { failure: Some(failure), ..observed(&json!({})) }).unwrap();
+    let [Effect::Patch { patch, .. }] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    assert_eq!(patch["status"]["error"]["message"], "cannot freeze the file systems of the guest: busy");
+    assert_eq!(decision.wake_after, Some(Duration::from_secs(10)));
+}
+
+#[test]
+fn content_is_let_go_even_if_the_guest_cannot_be_thawed() {
+    let deleted = snapshot(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}}));
+    let failed = snapshot(&json!({"status": {"phase": "Failed"}}));
+    let frozen = json!({"quiesce": {"state": "Frozen", "time": "2030-01-01T00:00:50Z"}});
+    let done = json!({"creationTime": "2030-01-01T00:00:55Z", "quiesce": {"state": "Thawed"}});
+    for (status, snapshot, effects) in [
+        (&frozen, deleted.clone(), "thaw released"),
+        (&frozen, failed, "thaw released"),
+        (&done, deleted, "released"),
+        (&frozen, None, "thaw released deleted"),
+        (&done, None, "released"),
+    ] {
+        let decision = decide(&Observed { snapshot, ..observed(status) }).unwrap();
+        assert_eq!(shown(&decision), effects, "{status}");
+        let thaw = decision.effects.iter().find(|effect| matches!(effect, Effect::Quiesce { .. }));
+        assert!(thaw.is_none_or(|thaw| *thaw == thaw.clone().independent()));
+    }
+}
+
+#[test]
+fn lost_volume_snapshot_makes_the_content_unusable() {
+    let done = json!({
+        "creationTime": "2030-01-01T00:00:55Z", "readyToUse": true,
+        "volumeSnapshotStatus": [{"volumeSnapshotName": "vs-a"}, {"volumeSnapshotName": "vs-b"}],
+    });
+    let observed = Observed { taken: taken(&[("a", Some("2030-01-01T00:00:55Z"))]), ..observed(&done) };
+    let decision = decide(&observed).unwrap();
+    let [Effect::Patch { patch, .. }, Effect::Event(event)] = decision.effects.as_slice() else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(patch["status"]["error"]["message"], "VolumeSnapshots (vs-b) missing");
+    assert_eq!((event.reason, &patch["status"]["readyToUse"]), ("VolumeSnapshotMissing", &json!(false)));
+}
+
+#[test]
+fn another_claim_under_the_name_is_not_snapshotted() {
+    let mut observed = observed(&json!({"quiesce": {"state": "NoAgent"}}));
+    let (claim, class) = observed.claims["b"].clone();
+    let mut other = (*claim).clone();
+    other.metadata.uid = Some("other".to_owned());
+    observed.claims.insert("b".to_owned(), (Arc::new(other), class));
+    let decision = decide(&observed).unwrap();
+    assert_eq!(shown(&decision), "vs-a");
+    let Effect::Patch { patch, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+    assert_eq!(patch["status"]["error"]["message"], "PVC n/b no longer exists");
+}

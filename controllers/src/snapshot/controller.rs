@@ -1,0 +1,106 @@
+//! The snapshot controller: its watches and observations.
+
+use std::sync::Arc;
+
+use api::snapshot::VirtualMachineSnapshot;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Observed, source};
+use crate::{
+    cache::Key,
+    data_volumes::DataVolumes,
+    resources::{
+        Caches, Resource, needs,
+        vm_snapshots::{SnapshotIndex, vm_key},
+        vms::VmIndex,
+    },
+    runtime::{Attempt, Controller, Decision, Needs, Wake},
+};
+
+/// The controller of VirtualMachineSnapshots.
+pub(crate) struct Snapshots;
+
+impl Controller for Snapshots {
+    const NAME: &'static str = "vm-snapshot";
+    const WORKERS: usize = 3;
+    const NEEDS: Needs = needs(&[
+        Resource::Vms,
+        Resource::Vmis,
+        Resource::Claims,
+        Resource::DataVolumes,
+        Resource::Namespaces,
+        Resource::Snapshots,
+        Resource::SnapshotClasses,
+        Resource::StorageClasses,
+        Resource::StorageProfiles,
+        Resource::VmSnapshots,
+        Resource::VmSnapshotContents,
+    ]);
+    type Caches = Caches;
+    type Observed = Observed;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.vm_snapshots);
+        wake.on_object(&caches.vm_snapshot_contents, |content| {
+            let snapshot = content.spec.virtual_machine_snapshot_name.clone();
+            snapshot.map(|name| Key::new(content.metadata.namespace.clone().unwrap_or_default(), name))
+        });
+        let of_vm = |caches: &Arc<Caches>| {
+            let caches = caches.clone();
+            move |meta: &ObjectMeta| open(&caches, &Key::of(meta))
+        };
+        let keys = of_vm(caches);
+        wake.on_object(&caches.vms, move |vm| keys(&vm.metadata));
+        let keys = of_vm(caches);
+        wake.on_object(&caches.vmis, move |vmi| keys(&vmi.metadata));
+        let known = caches.clone();
+        wake.on_object(&caches.claims, move |claim| {
+            let vms = known.vms.keys_by(&VmIndex::Claim(Key::of(&claim.metadata)));
+            vms.iter().flat_map(|vm| open(&known, vm)).collect::<Vec<_>>()
+        });
+    }
+
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let key = attempt.key;
+        let snapshot = caches.vm_snapshots.get(key)?;
+        let uid = snapshot.status.as_ref().and_then(|status| status.source_uid.as_ref());
+        let vm_key = vm_key(Some(&key.namespace), &snapshot.spec.source);
+        let vm = vm_key.as_ref().and_then(|key| caches.vms.get(key));
+        let vm = vm.filter(|vm| uid.is_none_or(|uid| vm.metadata.uid.as_ref() == Some(uid)));
+        let vmi = vm_key.as_ref().and_then(|key| caches.vmis.get(key));
+        let content = caches.vm_snapshot_contents.get(&Key::new(key.namespace.as_str(), snapshot.content_name()));
+        // Only a snapshot without content depends on them.
+        let is_open = !snapshot.is_final() && content.is_none();
+        let volumes = vm.as_deref().filter(|_| is_open).map(|vm| source::volumes(caches, vm, vmi.as_deref()));
+        let volumes = volumes.unwrap_or_default();
+        let names: Vec<String> = volumes.iter().map(|volume| volume.claim.clone()).collect();
+        let claims = caches.claims_named(&key.namespace, names.iter().cloned());
+        Some(Observed {
+            data_volumes: DataVolumes::of(caches, &key.namespace, &claims, names),
+            snapshot,
+            vm,
+            vmi,
+            content,
+            volumes,
+            failure: attempt.failure.cloned(),
+            now: attempt.now,
+        })
+    }
+
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.snapshot.metadata)
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        super::decide(observed)
+    }
+}
+
+/// Returns the snapshots of a VM that have not ended.
+fn open(caches: &Caches, vm: &Key) -> Vec<Key> {
+    let snapshots = caches.vm_snapshots.by(&SnapshotIndex::Vm(vm.clone()));
+    let is_open = |snapshot: &&Arc<VirtualMachineSnapshot>| {
+        !snapshot.is_final() || snapshot.metadata.deletion_timestamp.is_some()
+    };
+    snapshots.iter().filter(is_open).map(|snapshot| Key::of(&snapshot.metadata)).collect()
+}

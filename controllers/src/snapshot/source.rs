@@ -1,0 +1,173 @@
+//! The VM of a snapshot: its claims, and the reasons why it cannot be locked now.
+
+use std::sync::Arc;
+
+use api::{
+    VirtualMachine, VirtualMachineInstance,
+    names::label_value,
+    persistent_state::{PREFIX, STATUS_VOLUME},
+};
+use jiff::SignedDuration;
+
+use super::Observed;
+use crate::{
+    cache::Key,
+    data_volumes::{Readiness, described},
+    resources::{
+        Caches,
+        claim_facts::{ClaimUsers, is_old},
+        claims::{CachedClaim, ClaimIndex, claim_name},
+    },
+    runtime::{Decision, Effect},
+    snapshot_class,
+};
+
+/// Age of the read of the pods that use a claim after which it is read again.
+const FRESH: SignedDuration = SignedDuration::from_secs(5);
+
+/// A volume of a VM with a claim.
+#[derive(Clone, Debug)]
+pub(crate) struct SourceVolume {
+    /// Name of the volume.
+    pub name: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// The claim, if it exists.
+    pub known: Option<Arc<CachedClaim>>,
+    /// Class of its snapshots, or why none can be chosen.
+    pub class: Result<Option<String>, String>,
+    /// Pods that can write to it.
+    pub users: Option<Arc<ClaimUsers>>,
+}
+
+impl SourceVolume {
+    fn of(caches: &Caches, namespace: &str, name: String, claim: String) -> Self {
+        let key = Key::new(namespace, claim.as_str());
+        let known = caches.claims.get(&key);
+        let storage_class = known.as_ref().and_then(|claim| claim.storage_class.clone());
+        let class = storage_class.map_or(Ok(None), |class| snapshot_class::of(caches, &class));
+        Self { name, claim, known, class, users: caches.claim_users.get(&key) }
+    }
+
+    /// Returns true if snapshots can be taken of it.
+    pub(super) fn is_included(&self) -> bool {
+        self.known.as_ref().is_some_and(|claim| claim.phase == "Bound") && matches!(self.class, Ok(Some(_)))
+    }
+}
+
+/// Returns the volumes of a VM with claims in the order of the template, and last the claim with its state.
+pub(crate) fn volumes(caches: &Caches, vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> Vec<SourceVolume> {
+    let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let template = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    let named = template.filter_map(|volume| Some((volume.name.clone(), claim_name(volume)?.to_owned())));
+    let state = state_claim(caches, vm, vmi).map(|claim| (state_volume(vm), claim));
+    named.chain(state).map(|(name, claim)| SourceVolume::of(caches, namespace, name, claim)).collect()
+}
+
+/// Returns the name under which the claim with the state of a VM is a volume of its snapshots.
+pub(crate) fn state_volume(vm: &VirtualMachine) -> String {
+    format!("{PREFIX}{}", vm.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// Returns the claim with the state of a VM: that of its VMI, else the newest with its label.
+pub(crate) fn state_claim(
+    caches: &Caches,
+    vm: &VirtualMachine,
+    vmi: Option<&VirtualMachineInstance>,
+) -> Option<String> {
+    let entries = vmi.and_then(|vmi| vmi.status.as_ref()).map(|status| status.volume_status.as_slice());
+    let mounted = entries.unwrap_or_default().iter().find(|entry| entry.name == STATUS_VOLUME);
+    let mounted = mounted.and_then(|entry| entry.persistent_volume_claim_info.as_ref()?.claim_name.clone());
+    mounted.or_else(|| {
+        let Key { namespace, name } = Key::of(&vm.metadata);
+        let claims = caches.claims.by(&ClaimIndex::State(Key::new(namespace, label_value(&name))));
+        let present = claims.into_iter().filter(|claim| claim.metadata.deletion_timestamp.is_none());
+        let newest = present.max_by_key(|claim| claim.metadata.creation_timestamp.clone());
+        newest.and_then(|claim| claim.metadata.name.clone())
+    })
+}
+
+/// Returns why the VM cannot be locked: all reasons in one text, which clients know. Reads the pods that use the claims of a VM that
+/// does not run.
+pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> Option<String> {
+    let mut text = String::new();
+    let path = format!(
+        "{}/{}",
+        vm.metadata.namespace.as_deref().unwrap_or_default(),
+        vm.metadata.name.as_deref().unwrap_or_default()
+    );
+    for (told, of) in [
+        ("volume doesnt exist", &(|volume: &SourceVolume| volume.known.is_none()) as &dyn Fn(&SourceVolume) -> bool),
+        ("volume is being deleted", &|volume| is_deleting(volume)),
+        ("volume not bound", &|volume| volume.known.as_ref().is_some_and(|claim| claim.phase != "Bound")),
+        ("volume not populated", &|volume| is_unpopulated(observed, volume)),
+    ] {
+        let claims: Vec<&str> =
+            observed.volumes.iter().filter(|volume| of(volume)).map(|volume| volume.claim.as_str()).collect();
+        if !claims.is_empty() {
+            text.push_str(&format!(" source {path} {told}: {}", claims.join(", ")));
+        }
+    }
+    for volume in &observed.volumes {
+        if let Err(several) = &volume.class {
+            text.push_str(&format!(" source {path} volume {}: {several}", volume.name));
+        }
+    }
+    let moves =
+        |vmi: &VirtualMachineInstance| vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
+    match observed.live() {
+        Some(vmi) if moves(vmi) => text.push_str(&format!(" source {path} moves its volumes")),
+        Some(vmi) if vmi.is_migrating() => text.push_str(&format!(" source {path} is migrating")),
+        Some(_) => {}
+        None => text.push_str(&used(observed, vm, decision)),
+    }
+    (!text.is_empty()).then_some(text)
+}
+
+fn is_deleting(volume: &SourceVolume) -> bool {
+    volume.known.as_ref().is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
+}
+
+fn is_unpopulated(observed: &Observed, volume: &SourceVolume) -> bool {
+    let Some(claim) = volume.known.as_deref().filter(|claim| claim.phase == "Bound") else { return false };
+    match observed.data_volumes.readiness(claim) {
+        Readiness::Ready => claim.populating,
+        Readiness::AwaitsConsumer(waiting) | Readiness::Waits(waiting) | Readiness::Failed(waiting) => {
+            tracing::debug!(claim = volume.claim, "{}", described(waiting));
+            true
+        }
+        Readiness::Orphaned(_) => true,
+    }
+}
+
+/// Returns the text about pods that can write to the claims of a VM that does not run.
+fn used(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> String {
+    let namespace = vm.metadata.namespace.clone().unwrap_or_default();
+    let mut pods = Vec::new();
+    let mut claims = Vec::new();
+    let mut is_unknown = false;
+    for volume in &observed.volumes {
+        let Some(claim) = &volume.known else { continue };
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let known = volume.users.as_ref().filter(|users| users.metadata.uid == claim.metadata.uid);
+        if known.is_none_or(|users| is_old(users.read_at, observed.now, FRESH)) {
+            decision.push(Effect::ReadUsers { namespace: namespace.clone(), claim: volume.claim.clone(), uid });
+            is_unknown = true;
+        }
+        if let Some(users) = known.filter(|users| !users.users.is_empty()) {
+            pods.extend(users.users.iter().map(|user| user.pod.clone()));
+            claims.push(volume.claim.as_str());
+        }
+    }
+    pods.sort();
+    pods.dedup();
+    if !pods.is_empty() {
+        return format!(
+            " source is offline but {} pods using PVCs [{}]: {}",
+            pods.len(),
+            claims.join(" "),
+            pods.join(", ")
+        );
+    }
+    if is_unknown { " source is offline and pods using its PVCs are not known yet".to_owned() } else { String::new() }
+}

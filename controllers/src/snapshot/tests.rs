@@ -1,0 +1,265 @@
+//! Tests of decisions about snapshots.
+
+use api::snapshot::content::VirtualMachineSnapshotContent;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::resources::claim_facts::ClaimUsers;
+use crate::runtime::ClaimUser;
+
+fn now() -> Timestamp {
+    "2030-01-01T00:01:00Z".parse().unwrap()
+}
+
+fn merged(mut object: Value, change: &Value) -> Value {
+    json_patch::merge(&mut object, change);
+    object
+}
+
+fn snapshot(change: &Value) -> Arc<VirtualMachineSnapshot> {
+    let snapshot = json!({
+        "metadata": {
+            "name": "s", "namespace": "n", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2030-01-01T00:00:00Z",
+            "finalizers": ["snapshot.kubevirt.io/vmsnapshot-protection"],
+        },
+        "spec": {"source": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "v"}},
+        "status": {"phase": "InProgress", "readyToUse": false},
+    });
+    Arc::new(serde_json::from_value(merged(snapshot, change)).unwrap())
+}
+
+fn vm(change: &Value) -> Arc<VirtualMachine> {
+    let vm = json!({
+        "metadata": {"name": "v", "namespace": "n", "uid": "v", "resourceVersion": "1", "generation": 1},
+        "spec": {"template": {"spec": {"domain": {"devices": {}}, "volumes": [
+            {"name": "root", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "cd", "containerDisk": {"image": "i"}},
+        ]}}},
+        "status": {},
+    });
+    Arc::new(serde_json::from_value(merged(vm, change)).unwrap())
+}
+
+/// Returns a VM whose lease the snapshot holds.
+fn held() -> Arc<VirtualMachine> {
+    vm(&json!({
+        "metadata": {"finalizers": ["snapshot.kubevirt.io/snapshot-source-protection"]},
+        "status": {"operation": {"operation": "Snapshot", "name": "s", "uid": "u"}, "snapshotInProgress": "s"},
+    }))
+}
+
+fn content(status: &Value) -> Arc<VirtualMachineSnapshotContent> {
+    let vm = held();
+    let content = json!({
+        "metadata": {
+            "name": "vmsnapshot-content-u", "namespace": "n", "uid": "c", "resourceVersion": "1",
+            "finalizers": ["snapshot.kubevirt.io/vmsnapshotcontent-protection"],
+        },
+        "spec": {
+            "source": {"virtualMachine": {"metadata": {}, "spec": vm.spec}}, "virtualMachineSnapshotName": "s",
+            "volumeBackups": [{"volumeName": "root", "persistentVolumeClaim": {}, "volumeSnapshotName": "vs"}],
+        },
+        "status": status,
+    });
+    Arc::new(serde_json::from_value(content).unwrap())
+}
+
+fn volume(change: &Value, users: &[&str]) -> SourceVolume {
+    let claim =
+        merged(json!({"metadata": {"name": "c", "namespace": "n", "uid": "c"}, "status": {"phase": "Bound"}}), change);
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    let known: crate::resources::claims::CachedClaim = claim.into();
+    let users = users.iter().map(|pod| ClaimUser { pod: (*pod).to_owned(), vmi: None }).collect();
+    SourceVolume {
+        name: "root".to_owned(),
+        claim: "c".to_owned(),
+        users: Some(Arc::new(ClaimUsers { metadata: known.metadata.clone(), read_at: now(), users })),
+        known: Some(Arc::new(known)),
+        class: Ok(Some("class".to_owned())),
+    }
+}
+
+fn observed(
+    snapshot: Arc<VirtualMachineSnapshot>,
+    vm: Option<Arc<VirtualMachine>>,
+    content: Option<Arc<VirtualMachineSnapshotContent>>,
+) -> Observed {
+    Observed {
+        snapshot,
+        vm,
+        vmi: None,
+        content,
+        volumes: vec![volume(&json!({}), &[])],
+        data_volumes: DataVolumes::default(),
+        failure: None,
+        now: now(),
+    }
+}
+
+/// Returns the effects in short: verb, kind, and whether the status is written.
+fn shown(effects: &[Effect]) -> Vec<String> {
+    let name = |kind: &Kind| kind.kind().trim_start_matches("VirtualMachine").to_owned();
+    let shown = effects.iter().map(|effect| match effect {
+        Effect::Patch { kind, subresource: Some(_), .. } => format!("status {}", name(kind)),
+        Effect::Patch { kind, .. } => format!("patch {}", name(kind)),
+        Effect::Delete { kind, .. } => format!("delete {}", name(kind)),
+        Effect::CreateSnapshotContent { .. } => "create content".to_owned(),
+        Effect::CopyRevision { copy, .. } => format!("copy {}", copy.name),
+        Effect::Event(event) => format!("event {}", event.reason),
+        other => format!("{other:?}"),
+    });
+    shown.collect()
+}
+
+fn status(effects: &[Effect]) -> Value {
+    let found = effects.iter().find_map(|effect| match effect {
+        Effect::Patch { kind: Kind::VmSnapshot, subresource: Some(_), patch, .. } => Some(patch["status"].clone()),
+        _ => None,
+    });
+    found.unwrap_or_default()
+}
+
+#[test]
+fn snapshot_goes_through_its_stages() {
+    let taken = json!({"creationTime": "2030-01-01T00:00:30Z", "readyToUse": true, "quiesce": {"state": "Thawed"}});
+    let frozen = merged(taken.clone(), &json!({"quiesce": {"state": "Frozen"}}));
+    let none = json!({});
+    let new = json!({"status": null});
+    let late = json!({"spec": {"failureDeadline": "30s"}});
+    let now_failed = json!({"spec": {"failureDeadline": "-1s"}});
+    let endless = json!({"spec": {"failureDeadline": "0"}, "metadata": {"creationTimestamp": "2029-01-01T00:00:00Z"}});
+    let done = json!({"status": {"phase": "Succeeded"}});
+    let failed = json!({"status": {"phase": "Failed"}});
+    let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:50Z"}});
+    let kept = merged(merged(deleted.clone(), &done), &json!({"spec": {"deletionPolicy": "Retain"}}));
+    let free = || Some(vm(&json!({})));
+    // Snapshot, VM, content; effects and phase.
+    for (change, vm, content, effects, phase) in [
+        (&new, free(), None, vec!["status Snapshot"], "InProgress"),
+        (&none, None, None, vec!["status Snapshot"], ""),
+        (&none, free(), None, vec!["status VirtualMachine", "patch VirtualMachine", "status Snapshot"], ""),
+        (&none, Some(held()), None, vec!["create content", "status Snapshot"], ""),
+        (&none, Some(held()), Some(content(&json!({}))), vec!["status Snapshot"], ""),
+        (&none, Some(held()), Some(content(&frozen)), vec!["status Snapshot"], ""),
+        (
+            &none,
+            Some(held()),
+            Some(content(&taken)),
+            vec!["patch VirtualMachine", "status VirtualMachine", "status Snapshot"],
+            "Succeeded",
+        ),
+        (
+            &late,
+            Some(held()),
+            Some(content(&none)),
+            vec!["delete SnapshotContent", "status Snapshot", "event VirtualMachineSnapshotFailed"],
+            "Failed",
+        ),
+        (
+            &late,
+            Some(held()),
+            Some(content(&taken)),
+            vec!["patch VirtualMachine", "status VirtualMachine", "status Snapshot"],
+            "Succeeded",
+        ),
+        (&now_failed, free(), None, vec!["status Snapshot", "event VirtualMachineSnapshotFailed"], "Failed"),
+        (&endless, Some(held()), Some(content(&json!({}))), vec!["status Snapshot"], ""),
+        (&failed, Some(held()), None, vec!["patch VirtualMachine", "status VirtualMachine", "status Snapshot"], ""),
+        (
+            &deleted,
+            Some(held()),
+            Some(content(&json!({}))),
+            vec!["delete SnapshotContent", "status Snapshot"],
+            "Deleting",
+        ),
+        (&deleted, Some(held()), None, vec!["patch VirtualMachine", "status VirtualMachine", "patch Snapshot"], ""),
+        (&deleted, None, None, vec!["patch Snapshot"], ""),
+        // A kept content is let go by its own controller first.
+        (&kept, free(), Some(content(&taken)), vec![], ""),
+    ] {
+        let decision = decide(&observed(snapshot(change), vm, content)).unwrap();
+        assert_eq!(shown(&decision.effects), effects, "{change}");
+        let found = status(&decision.effects)["phase"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(found, phase, "{change}");
+    }
+}
+
+#[test]
+fn refusals_name_what_is_in_the_way() {
+    let live = |status: &Value| -> Option<Arc<VirtualMachineInstance>> {
+        let vmi = json!({"metadata": {"name": "v"}, "spec": {"domain": {"devices": {}}}, "status": status});
+        Some(Arc::new(serde_json::from_value(vmi).unwrap()))
+    };
+    let running = || live(&json!({"phase": "Running"}));
+    let migrating = live(&json!({"phase": "Running", "migrationState": {"startTimestamp": "2030-01-01T00:00:00Z"}}));
+    let pending = json!({"status": {"phase": "Pending"}});
+    let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}});
+    let restored = vm(&json!({"status": {"operation": {"operation": "Restore", "name": "r", "uid": "r"}}}));
+    let gone = SourceVolume { known: None, users: None, ..volume(&json!({}), &[]) };
+    let several =
+        SourceVolume { class: Err("2 matching VolumeSnapshotClasses for d".into()), ..volume(&json!({}), &[]) };
+    for (vm, vmi, volume, text) in [
+        (vm(&json!({})), None, volume(&json!({}), &["p"]), " source is offline but 1 pods using PVCs [c]: p"),
+        (vm(&json!({})), running(), volume(&pending, &["p"]), " source n/v volume not bound: c"),
+        (vm(&json!({})), running(), volume(&deleted, &[]), " source n/v volume is being deleted: c"),
+        (vm(&json!({})), running(), gone, " source n/v volume doesnt exist: c"),
+        (vm(&json!({})), running(), several, " source n/v volume root: 2 matching VolumeSnapshotClasses for d"),
+        (vm(&json!({})), migrating, volume(&json!({}), &[]), " source n/v is migrating"),
+        (restored, running(), volume(&json!({}), &[]), " restore \"r\" in progress"),
+    ] {
+        let observed = Observed { vmi, volumes: vec![volume], ..observed(snapshot(&json!({})), Some(vm), None) };
+        let decision = decide(&observed).unwrap();
+        let status = status(&decision.effects);
+        let progressing = &status["conditions"][0];
+        assert_eq!(progressing["reason"], format!("Source not locked{text}"));
+        assert_eq!(progressing["status"], "False");
+        assert!(shown(&decision.effects).contains(&"event SnapshotSourceNotLocked".to_owned()), "{text}");
+        assert_eq!(decision.wake_after, Some(RETRY));
+    }
+}
+
+#[test]
+fn content_has_the_claims_with_classes_and_the_copies_in_use() {
+    let vm = vm(&json!({
+        "spec": {"instancetype": {"name": "small"}},
+        "status": {"instancetypeRef": {"controllerRevisionRef": {"name": "v-small-1"}}, "observedGeneration": 1},
+    }));
+    let other = SourceVolume { name: "data".into(), class: Ok(None), ..volume(&json!({}), &[]) };
+    let mut observed = observed(snapshot(&json!({})), None, None);
+    observed.volumes.push(other);
+    let (copies, creation) = captured::content(&observed, &vm);
+    let copy = &copies[0];
+    assert_eq!((copy.source.as_str(), copy.name.as_str()), ("v-small-1", "s-small-1"));
+    let spec = &creation.content.spec;
+    let named: Vec<_> = spec.volume_backups.iter().map(|backup| backup.volume_snapshot_name.as_deref()).collect();
+    assert_eq!(named, [Some("vmsnapshot-u-volume-root")]);
+    let captured = spec.source.virtual_machine.as_ref().unwrap().spec.as_ref().unwrap();
+    assert_eq!(captured.instancetype.as_ref().unwrap().revision_name.as_deref(), Some("s-small-1"));
+    assert_eq!(creation.start, None);
+}
+
+#[test]
+fn status_tells_how_the_guest_was_treated() {
+    for (state, indications) in [
+        ("Offline", json!(null)),
+        ("Paused", json!(["Online", "Paused"])),
+        ("NoAgent", json!(["NoGuestAgent", "Online"])),
+        ("Thawed", json!(["GuestAgent", "Online"])),
+        ("TimedOut", json!(["GuestAgent", "Online", "QuiesceTimeout"])),
+        ("Failed", json!(["GuestAgent", "Online", "QuiesceFailed"])),
+    ] {
+        let content = content(&json!({"creationTime": "2030-01-01T00:00:30Z", "quiesce": {"state": state}}));
+        let decision = decide(&observed(snapshot(&json!({})), Some(held()), Some(content))).unwrap();
+        let status = status(&decision.effects);
+        assert_eq!(status["indications"], indications, "{state}");
+        assert_eq!(status["snapshotVolumes"], json!({"includedVolumes": ["root"], "excludedVolumes": ["cd"]}));
+    }
+}
+
+#[test]
+fn deleted_content_of_a_complete_snapshot_shows() {
+    let done = snapshot(&json!({"status": {"phase": "Succeeded", "readyToUse": true}}));
+    let status = status(&decide(&observed(done, Some(vm(&json!({}))), None)).unwrap().effects);
+    assert_eq!((&status["readyToUse"], &status["phase"]), (&json!(false), &Value::Null));
+    assert_eq!(status["error"]["message"], "the content of the snapshot was deleted");
+}
