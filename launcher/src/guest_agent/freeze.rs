@@ -35,11 +35,14 @@ pub(super) struct Thaw {
     task: Option<AbortHandle>,
     /// The guest is being frozen or is frozen: probes do not count before this time.
     frozen_until: Option<Instant>,
+    /// The guest agent must be told although it reports no frozen file system: a freeze that found none has run its hooks, or the
+    /// number is not known.
+    without_file_systems: bool,
 }
 
 impl Thaw {
     pub(super) fn new(file: PathBuf) -> Self {
-        Self { file, task: None, frozen_until: None }
+        Self { file, task: None, frozen_until: None, without_file_systems: false }
     }
 
     /// Returns the time at which a thaw is due, in seconds since 1970.
@@ -59,6 +62,7 @@ impl Thaw {
 
     fn disarm(&mut self) {
         self.frozen_until = None;
+        self.without_file_systems = false;
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -107,7 +111,7 @@ impl GuestAgent {
         const COMMAND: &str = "guest-fsfreeze-freeze";
         let limit = Instant::now() + FREEZE_DEADLINE;
         let _turn = timeout_at(limit, self.inner.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
-        if self.inner.is_frozen(limit).await? {
+        if self.inner.is_frozen(limit).await? || self.thaw().without_file_systems {
             return Ok(());
         }
         if self.inner.lacks(COMMAND) {
@@ -125,12 +129,16 @@ impl GuestAgent {
             self.thaw().frozen_until = Some(limit);
         }
         match self.inner.command(COMMAND, limit).await {
-            Ok(_) => {
+            Ok(answer) => {
+                let frozen = frozen_file_systems(&answer);
+                let mut thaw = self.thaw();
                 if thaw_after == 0 {
-                    self.thaw().frozen_until = Some(Instant::now() + NO_THAW);
+                    thaw.frozen_until = Some(Instant::now() + NO_THAW);
                 }
+                thaw.without_file_systems = frozen == Some(0);
+                drop(thaw);
                 self.inner.learn(Query::Freeze, Answer::Freeze("frozen".into()));
-                tracing::info!(thaw_after, "the guest's file systems are frozen");
+                tracing::info!(thaw_after, frozen, "the guest's file systems are frozen");
                 Ok(())
             }
             Err(error) => {
@@ -171,6 +179,7 @@ impl GuestAgent {
     pub(crate) fn take_thaw(&self, seconds: u32) {
         tracing::info!(seconds, "file systems may be frozen, continuing the automatic thaw");
         self.arm(now() + u64::from(seconds.min(LONGEST_THAW)));
+        self.thaw().without_file_systems = true;
     }
 
     /// Resumes the pending thaw of a former worker.
@@ -181,6 +190,7 @@ impl GuestAgent {
         if let Some(due) = due {
             tracing::info!("file systems may be frozen, resuming the automatic thaw");
             self.arm(due);
+            self.thaw().without_file_systems = true;
         }
     }
 
@@ -197,7 +207,8 @@ impl Inner {
     async fn thaw_now(&self) -> Result<(), GuestAgentError> {
         let limit = Instant::now() + THAW_DEADLINE;
         let _turn = timeout_at(limit, self.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
-        if !self.is_frozen(limit).await? {
+        let is_told = self.thaw.lock().unwrap_or_else(PoisonError::into_inner).without_file_systems;
+        if !self.is_frozen(limit).await? && !is_told {
             return Ok(());
         }
         self.command("guest-fsfreeze-thaw", limit).await?;
@@ -205,6 +216,11 @@ impl Inner {
         tracing::info!("the guest's file systems are thawed");
         Ok(())
     }
+}
+
+/// Returns the number of file systems in the answer to a freeze.
+fn frozen_file_systems(answer: &str) -> Option<u64> {
+    serde_json::from_str::<serde_json::Value>(answer).ok()?["return"].as_u64()
 }
 
 async fn thaw_later(agent: Weak<Inner>, wait: Duration) {

@@ -13,6 +13,7 @@ struct Guest {
     frozen: AtomicBool,
     silent: AtomicBool,
     silent_about_file_systems: AtomicBool,
+    has_no_file_systems: AtomicBool,
     lacks_users: AtomicBool,
     lacks_load: AtomicBool,
     user_questions: AtomicU32,
@@ -30,6 +31,9 @@ impl Guest {
         let frozen = self.frozen.load(Ordering::SeqCst);
         let value = match command.as_str() {
             "guest-fsfreeze-status" => if frozen { r#""frozen""# } else { r#""thawed""# }.to_owned(),
+            "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw" if self.has_no_file_systems.load(Ordering::SeqCst) => {
+                "0".to_owned()
+            }
             "guest-fsfreeze-freeze" => {
                 self.frozen.store(true, Ordering::SeqCst);
                 "1".to_owned()
@@ -271,6 +275,19 @@ async fn file_systems_freeze_and_thaw_once() {
     stage.agent.unfreeze().await.unwrap();
     assert_eq!(stage.guest.asked("guest-fsfreeze-thaw"), 1);
     assert_eq!(stage.agent.facts().borrow().file_systems, "thawed");
+}
+
+/// The hooks of the guest have run, and hold applications until the thaw.
+#[tokio::test]
+async fn freeze_that_froze_nothing_is_thawed() {
+    let stage = Stage::known("nothing").await;
+    stage.guest.has_no_file_systems.store(true, Ordering::SeqCst);
+    stage.agent.freeze(100).await.unwrap();
+    stage.agent.freeze(100).await.unwrap();
+    assert_eq!(stage.guest.asked("guest-fsfreeze-freeze"), 1);
+    stage.agent.unfreeze().await.unwrap();
+    stage.agent.unfreeze().await.unwrap();
+    assert_eq!(stage.guest.asked("guest-fsfreeze-thaw"), 1);
 }
 
 #[tokio::test]
