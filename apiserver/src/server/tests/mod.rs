@@ -140,7 +140,7 @@ fn request(subresource: &str, body: &'static str) -> Request<Body> {
 }
 
 fn object() -> Object {
-    Object { namespace: "ns".into(), name: "a".into(), holder: "me".into() }
+    Object { namespace: "ns".into(), name: "a".into(), holder: "me".into(), is_controller: false }
 }
 
 async fn answer(server: &Server, subresource: &str, body: &'static str) -> (StatusCode, String) {

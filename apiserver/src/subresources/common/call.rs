@@ -57,6 +57,8 @@ pub(crate) struct Object {
     pub name: String,
     /// The user for whom streams count.
     pub holder: String,
+    /// The user is virt-controller.
+    pub is_controller: bool,
 }
 
 /// A request to a subresource, without its body.
