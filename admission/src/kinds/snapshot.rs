@@ -26,7 +26,7 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
                 return Err(Interrupt::failed(400, "snapshot feature gate not enabled"));
             }
             let snapshot: VirtualMachineSnapshot = context.object()?;
-            checks::or_unsupported("VirtualMachineSnapshot", field_errors(&snapshot.spec))
+            field_errors(&snapshot.spec)
         }
         Operation::Update => checks::validate_immutable(context, |snapshot: &VirtualMachineSnapshot| &snapshot.spec)?,
         _ => return Err(checks::unexpected_operation(request)),
@@ -38,7 +38,9 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
 pub(crate) fn field_errors(spec: &VirtualMachineSnapshotSpec) -> FieldErrors {
     let mut errors = FieldErrors::new();
     validate_vm_reference("spec.source", &spec.source, &mut errors);
-    checks::validate_duration("spec.failureDeadline", spec.failure_deadline.as_ref(), &mut errors);
+    // A negative one fails at once.
+    let deadline = spec.failure_deadline.as_ref().map(|text| text.strip_prefix('-').unwrap_or(text).to_owned());
+    checks::validate_duration("spec.failureDeadline", deadline.as_ref(), &mut errors);
     errors
 }
 

@@ -12,6 +12,7 @@ use api::{
     cdi::DataVolume,
     constants::{annotation, component, finalizer, label},
     instancetype::common,
+    snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
     tls, webhook_path,
 };
 use k8s_openapi::api::{
@@ -51,6 +52,9 @@ pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
     release::<VirtualMachine>(&client).await?;
     release::<VirtualMachineInstanceReplicaSet>(&client).await?;
     release::<VirtualMachineInstanceMigration>(&client).await?;
+    release::<VirtualMachineSnapshot>(&client).await?;
+    release::<VirtualMachineSnapshotContent>(&client).await?;
+    release::<VirtualMachineRestore>(&client).await?;
     release::<DataVolume>(&client).await?;
     release::<KubeVirt>(&client).await?;
     clean_nodes(&client).await?;

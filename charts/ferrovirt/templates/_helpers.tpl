@@ -283,6 +283,11 @@ has({{ . }}.metadata.labels) && "cdi.kubevirt.io/OwnedByUID" in {{ . }}.metadata
 ({{ . }}.metadata.name.startsWith("persistent-state-for-") || (has({{ . }}.metadata.labels) && "persistent-state-for" in {{ . }}.metadata.labels)) && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.size() == 1 && {{ . }}.metadata.ownerReferences.all(o, has(o.controller) && o.controller && o.uid != "" && o.apiVersion.startsWith("kubevirt.io/") && o.kind in ["VirtualMachine", "VirtualMachineInstance"])
 {{- end -}}
 
+{{/* CEL: a snapshot of a VM, or its content, controls an object: ferrovirt.ofSnapshot (list "object" "VirtualMachineSnapshot") */}}
+{{- define "ferrovirt.ofSnapshot" -}}
+has({{ index . 0 }}.metadata.ownerReferences) && {{ index . 0 }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("snapshot.kubevirt.io/") && o.kind == {{ index . 1 | quote }} && o.uid != "")
+{{- end -}}
+
 {{/* CEL: a pod fills a claim: ferrovirt.isImportPod "oldObject" */}}
 {{- define "ferrovirt.isImportPod" -}}
 has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ . }}.metadata.labels["kubevirt.io"] == "virt-importer" && {{ . }}.metadata.name.startsWith("importer-") && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.uid != "" && ((o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume") || (o.apiVersion == "v1" && o.kind == "PersistentVolumeClaim" && o.name.startsWith("tmp-pvc-"))))

@@ -4,6 +4,7 @@
 
 mod amounts;
 mod chosen;
+mod copies;
 mod details;
 mod disks;
 mod labels;
@@ -21,6 +22,7 @@ use api::{
     },
 };
 use daemon::config::ConfigHandle;
+use jiff::Timestamp;
 use kube::ResourceExt;
 use prometheus::{
     GaugeVec, IntCounterVec, IntGauge, Opts,
@@ -31,6 +33,7 @@ use prometheus::{
 use self::{
     amounts::Amounts,
     chosen::Chosen,
+    copies::Copies,
     details::Details,
     disks::Disks,
     labels::{Filter, VmLabels},
@@ -113,6 +116,10 @@ impl Inventory {
         let details = Details::new()?;
         let migrations = Migrations::new()?;
         self.caches.migrations.all().iter().for_each(|migration| migrations.migration(migration));
+        let copies = Copies::new(Timestamp::now())?;
+        self.caches.vm_snapshots.all().iter().for_each(|snapshot| copies.snapshot(snapshot));
+        self.caches.vm_snapshot_contents.all().iter().for_each(|content| copies.content(content));
+        self.caches.vm_restores.all().iter().for_each(|restore| copies.restore(restore));
         let config = self.config.current();
         emulation.set(i64::from(config.use_emulation));
         let usual = &config.eviction_strategy;
@@ -152,7 +159,7 @@ impl Inventory {
         let collectors: [&dyn Collector; 5] = [&vmi_info, &stuck, &addresses, &outdated, &emulation];
         let families = collectors.iter().flat_map(|collector| collector.collect()).chain(syncs.collect());
         let families = families.chain(self.vm_families(&details)?).chain(details.families());
-        let families = families.chain(migrations.families());
+        let families = families.chain(migrations.families()).chain(copies.families());
         Ok(families.filter(|family| !family.get_metric().is_empty()).collect())
     }
 

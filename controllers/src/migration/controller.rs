@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use api::{MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::event, owner};
+use api::{
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::event, owner, vm::lease,
+};
 use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -26,9 +28,11 @@ use crate::{
         pods::CachedPod,
         recoveries::CachedRecovery,
         vmis::{claim_names, node_name},
+        vms::is_leased,
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Needs, Wake},
     setup::Setup,
+    vm_lease,
     vmi::{definitions, namespace_limits},
 };
 
@@ -82,6 +86,7 @@ impl Controller for Migrations {
     const NAME: &'static str = "migration";
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[
+        Resource::Vms,
         Resource::Vmis,
         Resource::Pods,
         Resource::Attachments,
@@ -139,7 +144,12 @@ impl Controller for Migrations {
         });
         let keys = of_vmi.clone();
         wake.on_object(&caches.pods, move |pod| keys(pod.vmi()));
-        wake.on_object(&caches.attachments, move |pod| of_vmi(pod.vmi()));
+        let keys = of_vmi.clone();
+        wake.on_object(&caches.attachments, move |pod| keys(pod.vmi()));
+        wake.on(&caches.vms, move |former, present| {
+            let released = former.filter(|vm| is_leased(vm)).and(present).filter(|vm| !is_leased(vm));
+            of_vmi(released.map(|vm| Key::of(&vm.metadata)))
+        });
         wake.on_object(&caches.recoveries, CachedRecovery::migration);
         wake.on(&caches.claims, |former, present| {
             // The label is removed when the state is handed over.
@@ -172,6 +182,9 @@ impl Controller for Migrations {
         let phase = migration.phase().clone();
         let is_pending = phase == MigrationPhase::Pending;
         let is_admitted = is_pending && self.gate.admit(&self.view, key, &config.migrations, attempt.now);
+        // Most VMs have no lease, and a VMI without VM never.
+        let vm = vmi_key.as_ref().filter(|_| is_pending).and_then(|key| caches.vms.get(key));
+        let held = vm.and_then(|vm| Some(vm_lease::forbids(&vm, lease::Attempt::Migration)?.holder()));
         let is_early = matches!(phase, MigrationPhase::Unset | MigrationPhase::Pending | MigrationPhase::Scheduling);
         let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
         let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
@@ -196,6 +209,7 @@ impl Controller for Migrations {
             attachments: caches.attachments_of(&pods),
             full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
+            held,
             is_reported: lock(&self.reported).contains(migration.metadata.uid.as_deref().unwrap_or_default()),
             is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),

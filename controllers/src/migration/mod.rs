@@ -69,6 +69,8 @@ pub(crate) struct Observed {
     pub is_admitted: bool,
     /// The limit for which it waits.
     pub full: Option<Full>,
+    /// The operation on the VM's data for which it waits.
+    pub held: Option<String>,
     /// The event about an unschedulable target pod was emitted.
     pub is_reported: bool,
     /// Node of the VMI.

@@ -73,7 +73,7 @@ pub(super) fn provide(
         delete(observed, surplus, "surplus pod {pod} is deleted", decision);
     }
     let Some(target) = observed.target() else {
-        let is_due = observed.is_admitted && vmi.spec.utility_volumes.is_empty();
+        let is_due = observed.is_admitted && observed.held.is_none() && vmi.spec.utility_volumes.is_empty();
         return if is_due { create(observed, vmi, decision) } else { Ok(()) };
     };
     if target.node_name.is_some() && target.node_name.as_deref() == crate::resources::vmis::node_name(vmi) {

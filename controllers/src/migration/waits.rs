@@ -128,6 +128,11 @@ fn for_place(observed: &Observed, vmi: &VirtualMachineInstance) -> Option<Wait> 
         let message = format!("the last migrations of the VMI failed; the next attempt is at {until}");
         return Some(Wait::new("Backoff", message));
     }
+    if let Some(holder) = &observed.held {
+        return Some(
+            Wait::new("OperationInProgress", format!("the data of the VM must hold still: {holder}")).at_once(),
+        );
+    }
     let limits = &observed.config.migrations;
     match observed.full.as_ref() {
         Some(Full::Cluster) => {

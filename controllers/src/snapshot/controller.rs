@@ -53,11 +53,17 @@ impl Controller for Snapshots {
         wake.on_object(&caches.vms, move |vm| keys(&vm.metadata));
         let keys = of_vm(caches);
         wake.on_object(&caches.vmis, move |vmi| keys(&vmi.metadata));
-        let known = caches.clone();
-        wake.on_object(&caches.claims, move |claim| {
-            let vms = known.vms.keys_by(&VmIndex::Claim(Key::of(&claim.metadata)));
-            vms.iter().flat_map(|vm| open(&known, vm)).collect::<Vec<_>>()
-        });
+        let of_claim = |caches: &Arc<Caches>| {
+            let caches = caches.clone();
+            move |meta: &ObjectMeta| {
+                let vms = caches.vms.keys_by(&VmIndex::Claim(Key::of(meta)));
+                vms.iter().flat_map(|vm| open(&caches, vm)).collect::<Vec<_>>()
+            }
+        };
+        let keys = of_claim(caches);
+        wake.on_object(&caches.claims, move |claim| keys(&claim.metadata));
+        let keys = of_claim(caches);
+        wake.on_object(&caches.claim_users, move |users| keys(&users.metadata));
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {

@@ -174,7 +174,7 @@ fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
     }
     decision.wake(RETRY);
     if let Some(refusal) = source::refusal(observed, vm, decision) {
-        return Stage::NotLocked(refusal);
+        return if refusal.trim().is_empty() { Stage::New } else { Stage::NotLocked(refusal) };
     }
     match vm_lease::take(vm, VmOperation::Snapshot, &snapshot.metadata, &Time(observed.now)) {
         Ok(effects) => {

@@ -87,7 +87,7 @@ pub(crate) fn state_claim(
     })
 }
 
-/// Returns why the VM cannot be locked: all reasons in one text, which clients know. Reads the pods that use the claims of a VM that
+/// Returns why the VM cannot be locked: all reasons in one text, which clients know; a blank one until it is known. Reads the pods that use the claims of a VM that
 /// does not run.
 pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> Option<String> {
     let mut text = String::new();
@@ -169,5 +169,6 @@ fn used(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> St
             pods.join(", ")
         );
     }
-    if is_unknown { " source is offline and pods using its PVCs are not known yet".to_owned() } else { String::new() }
+    // Not shown: the read takes a moment.
+    if is_unknown { " ".to_owned() } else { String::new() }
 }

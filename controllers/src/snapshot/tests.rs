@@ -98,7 +98,10 @@ fn observed(
 
 /// Returns the effects in short: verb, kind, and whether the status is written.
 fn shown(effects: &[Effect]) -> Vec<String> {
-    let name = |kind: &Kind| kind.kind().trim_start_matches("VirtualMachine").to_owned();
+    let name = |kind: &Kind| {
+        let short = kind.kind().strip_prefix("VirtualMachine").filter(|short| !short.is_empty());
+        short.unwrap_or(kind.kind())
+    };
     let shown = effects.iter().map(|effect| match effect {
         Effect::Patch { kind, subresource: Some(_), .. } => format!("status {}", name(kind)),
         Effect::Patch { kind, .. } => format!("patch {}", name(kind)),
@@ -262,4 +265,13 @@ fn deleted_content_of_a_complete_snapshot_shows() {
     let status = status(&decide(&observed(done, Some(vm(&json!({}))), None)).unwrap().effects);
     assert_eq!((&status["readyToUse"], &status["phase"]), (&json!(false), &Value::Null));
     assert_eq!(status["error"]["message"], "the content of the snapshot was deleted");
+}
+
+#[test]
+fn pods_that_use_the_disks_of_a_stopped_vm_are_read_first() {
+    let unread = SourceVolume { users: None, ..volume(&json!({}), &[]) };
+    let observed = Observed { volumes: vec![unread], ..observed(snapshot(&json!({})), Some(vm(&json!({}))), None) };
+    let decision = decide(&observed).unwrap();
+    assert!(matches!(decision.effects.first(), Some(Effect::ReadUsers { .. })));
+    assert_eq!(shown(&decision.effects[1..]), ["status Snapshot"]);
 }

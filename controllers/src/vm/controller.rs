@@ -17,15 +17,17 @@ use crate::{
     clone_source::concrete,
     resources::{
         Caches, Resource,
-        claims::changed,
+        claims::{CachedClaim, changed},
         migrations::{MigrationIndex, ends, vmi_key},
         needs,
         start_revisions::StartRevisionIndex,
+        storage_profiles::CachedStorageProfile,
         vms::{VmIndex, claim_names, data_volume_names, instancetype_key},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
-    volume_migration,
+    snapshot::state_claim,
+    snapshot_class, volume_migration,
 };
 
 /// The controller of VirtualMachines.
@@ -57,6 +59,9 @@ impl Controller for Vms {
         Resource::ClusterPreferences,
         Resource::Revisions,
         Resource::Starts,
+        Resource::SnapshotClasses,
+        Resource::StorageClasses,
+        Resource::StorageProfiles,
     ]);
     type Caches = Caches;
     type Observed = Observed;
@@ -72,6 +77,7 @@ impl Controller for Vms {
             claim.map(|claim| vms.keys_by(&claim)).into_iter().flatten()
         });
         watch_data_volumes(caches, wake);
+        watch_classes(caches, wake);
         for kind in MatchedKind::ALL {
             let vms = caches.vms.clone();
             wake.on(caches.instancetypes(kind), move |_, present| {
@@ -120,10 +126,16 @@ impl Controller for Vms {
             |name: &str| Some((name.to_owned(), caches.data_volumes.get(&Key::new(key.namespace.clone(), name))?));
         let data_volumes: BTreeMap<_, _> = data_volume_names(&vm).filter_map(data_volume).collect();
         let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
+        let instance = caches.vmis.get(key);
+        let claims = caches.claims_named(&key.namespace, claim_names(&vm));
+        let state_claim = state_claim(caches, &vm, instance.as_deref());
+        let state_claim = state_claim.and_then(|name| caches.claims.get(&Key::new(key.namespace.clone(), name)));
         Some(Observed {
-            instance: caches.vmis.get(key),
+            snapshot_classes: snapshot_classes(caches, claims.values().chain(&state_claim)),
+            state_claim,
+            instance,
             is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
-            claims: caches.claims_named(&key.namespace, claim_names(&vm)),
+            claims,
             sources: sources(caches, &vm),
             data_volumes,
             serves_data_volumes: !caches.data_volumes.is_absent(),
@@ -149,6 +161,34 @@ impl Controller for Vms {
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
         super::decide(observed)
     }
+}
+
+/// Wakes all VMs when the classes of volume snapshots change. Administrators change them seldom.
+fn watch_classes(caches: &Arc<Caches>, wake: &Wake) {
+    let (woken, vms) = (wake.clone(), caches.vms.clone());
+    caches.snapshot_classes.listen(move |(former, present)| {
+        if former.map(|class| (&class.driver, class.is_default))
+            != present.map(|class| (&class.driver, class.is_default))
+        {
+            woken.keys(vms.keys());
+        }
+    });
+    let (woken, vms) = (wake.clone(), caches.vms.clone());
+    caches.storage_profiles.listen(move |(former, present)| {
+        let class = |profile: Option<&CachedStorageProfile>| profile.and_then(|profile| profile.snapshot_class.clone());
+        if class(former) != class(present) {
+            woken.keys(vms.keys());
+        }
+    });
+}
+
+/// Returns the classes of volume snapshots by storage class of some claims.
+fn snapshot_classes<'a>(
+    caches: &Caches,
+    claims: impl Iterator<Item = &'a Arc<CachedClaim>>,
+) -> BTreeMap<String, Result<Option<String>, String>> {
+    let classes = claims.filter_map(|claim| claim.storage_class.clone());
+    classes.map(|class| (class.clone(), snapshot_class::of(caches, &class))).collect()
 }
 
 /// Wakes VMs when their DataVolumes change, when the DataSource that one waits for does, and when the kinds appear or go.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use api::{
     VirtualMachineInstance,
     constants::annotation::{self, PCI_TOPOLOGY, PCI_TOPOLOGY_VERSION},
+    vm::lease::Attempt,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
@@ -19,6 +20,7 @@ use super::{
 };
 use crate::{
     runtime::{Decision, Effect, Event, Kind},
+    vm_lease,
     volume_migration::{self, Step},
 };
 
@@ -119,7 +121,8 @@ fn plug(
     template: Option<&Template>,
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
-    let Some(template) = template.filter(|_| hotplug::is_on(&observed.config)) else { return Ok(None) };
+    let is_free = vm_lease::forbids(&observed.vm, Attempt::VolumeChange).is_none();
+    let Some(template) = template.filter(|_| is_free && hotplug::is_on(&observed.config)) else { return Ok(None) };
     let keeps_claims = volume_migration::is_wanted(&observed.vm.spec);
     let Some(storage) = hotplug::reconcile(&template.storage, instance, keeps_claims) else { return Ok(None) };
     let mut wanted = instance.clone();
@@ -137,6 +140,11 @@ fn move_volumes(
     let step = restart::volume_step(observed, instance, template);
     if let Step::Refused(message) = step {
         return Ok(Some(SyncError::new(FAILED_VOLUMES, format!("{VOLUMES_CONTEXT}: {message}"))));
+    }
+    if let Some(lease) = vm_lease::forbids(&observed.vm, Attempt::Operation)
+        && matches!(step, Step::Begin { .. })
+    {
+        return Ok(Some(SyncError::new(FAILED_VOLUMES, format!("{VOLUMES_CONTEXT}: {}", lease.holder()))));
     }
     let mut refused = None;
     for wanted in step.apply(instance, &Time(observed.now)) {

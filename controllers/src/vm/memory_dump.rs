@@ -10,17 +10,20 @@
 //! request in progress whose VMI lacks the volume gives it the volume, and the dump is written.
 
 use api::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, VmOperation, VmiPhase,
     constants::annotation,
     hotplug::{DUMP_FAILED, DUMPED, status_of},
-    vm::status::VirtualMachineMemoryDumpRequest as Request,
+    vm::{lease::Attempt, status::VirtualMachineMemoryDumpRequest as Request},
     vmi::volumes::{MemoryDumpVolumeSource, Volume},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::json;
 
 use super::Observed;
-use crate::runtime::{Decision, Effect, Event, Kind};
+use crate::{
+    runtime::{Decision, Effect, Event, Kind},
+    vm_lease,
+};
 
 /// Reason of a refused change for a dump.
 const FAILED: &str = "MemoryDumpError";
@@ -140,8 +143,18 @@ pub(super) fn update(
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
     let vm = &*observed.vm;
-    let (Some(request), Some(template)) = (request(vm), vm.spec.template.spec.as_ref()) else { return Ok(()) };
+    let (Some(request), Some(template)) = (request(vm), vm.spec.template.spec.as_ref()) else {
+        wanted.status.get_or_insert_default().hold(VmOperation::MemoryDump, None, &Time(observed.now));
+        return Ok(());
+    };
     let claim = &request.claim_name;
+    let of = ObjectMeta { name: Some(claim.clone()), uid: vm.metadata.uid.clone(), ..ObjectMeta::default() };
+    let held = vm_lease::forbids(vm, Attempt::Operation).filter(|lease| lease.operation != VmOperation::MemoryDump);
+    if held.is_some() && request.phase == phase::ASSOCIATING {
+        let message = held.map(|lease| format!("the dump waits for the end of an operation: {}", lease.holder()));
+        wanted.status.get_or_insert_default().memory_dump_request = Some(Request { message, ..request.clone() });
+        return Ok(());
+    }
     let in_template = has(template, claim);
     let next = next(request, in_template, vmi, &Time(observed.now));
     if decision.must_wait(observed.failure.as_ref(), FAILED, observed.now) {
@@ -171,9 +184,14 @@ pub(super) fn update(
             ObjectMeta { namespace: vm.metadata.namespace.clone(), name: Some(claim.clone()), ..Default::default() };
         decision.push(Effect::merge(Kind::Claim, &of, patch).on_failure(failed()));
     }
+    let status = wanted.status.get_or_insert_default();
     if let Some(request) = next.request {
-        wanted.status.get_or_insert_default().memory_dump_request = request;
+        status.memory_dump_request = request;
     }
+    let is_open = status.memory_dump_request.as_ref().is_some_and(|request| {
+        [phase::ASSOCIATING, phase::IN_PROGRESS, phase::UNMOUNTING].contains(&request.phase.as_str())
+    });
+    status.hold(VmOperation::MemoryDump, is_open.then_some(&of), &Time(observed.now));
     Ok(())
 }
 

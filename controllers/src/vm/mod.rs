@@ -36,7 +36,7 @@ use api::{
     constants::{condition, event, finalizer, reason},
     owner,
     traceparent::TraceParent,
-    vm::status::VirtualMachineStateChangeRequest,
+    vm::{lease::Attempt, status::VirtualMachineStateChangeRequest},
 };
 use jiff::Timestamp;
 
@@ -46,11 +46,13 @@ use crate::{
     owned_vmis::{adopt, create_vmi, delete_vmi},
     resources::{claims::CachedClaim, pod_warnings, start_revisions::StartRevision},
     runtime::{Decision, Effect, Event, Failure, Kind},
-    volume_migration,
+    vm_lease, volume_migration,
 };
 
 /// Finalizer that lets the VMI outlive its VM.
 const ORPHAN: &str = "orphan";
+/// Reason of a change that waits for the end of an operation on the VM's data.
+const OPERATION: &str = "OperationInProgress";
 
 /// Everything that a decision about a VM depends on.
 pub(crate) struct Observed {
@@ -72,6 +74,10 @@ pub(crate) struct Observed {
     pub preference: Lookup,
     /// Records of its starts.
     pub starts: Vec<Arc<StartRevision>>,
+    /// Classes of the volume snapshots by storage class of its claims, or why none can be chosen.
+    pub snapshot_classes: BTreeMap<String, Result<Option<String>, String>>,
+    /// The claim with its state.
+    pub state_claim: Option<Arc<CachedClaim>>,
     /// A migration of the VMI has not ended.
     pub is_migrated: bool,
     /// DataVolumes of the claims that volumes may move to.
@@ -312,6 +318,12 @@ fn start_instance(
     let needs_recovery = vm.condition(condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true);
     if needs_recovery || volume_migration::is_interrupted(vm, None) {
         return Ok(None);
+    }
+    if let Some(lease) = vm_lease::forbids(vm, Attempt::Start) {
+        return Ok(Some(SyncError::new(
+            OPERATION,
+            format!("the VM starts after the end of an operation: {}", lease.holder()),
+        )));
     }
     let instance = match start::instance(vm, chosen, &observed.config, paused, trace(observed)) {
         Ok(instance) => instance,

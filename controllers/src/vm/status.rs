@@ -1,13 +1,12 @@
 //! The status of a VM.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use api::{
-    Condition, RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
+    Condition, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, VmOperation, VmiPhase,
     condition::{set, set_or_remove},
     constants::{condition, reason},
     vm::status::VolumeSnapshotStatus,
-    vmi::volumes::Volume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -20,6 +19,7 @@ use super::{
 };
 use crate::{
     resources::claims::{CachedClaim, claim_name},
+    snapshot::state_volume,
     volume_migration,
 };
 
@@ -67,7 +67,8 @@ pub(super) fn update(
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
     let start_failure = status.start_failure.as_ref();
     status.printable_status = Some(printable::status(vm, instance, start_failure, unbound_claim, data_volumes, error));
-    status.volume_snapshot_statuses = snapshots(vm, &observed.claims);
+    status.volume_snapshot_statuses = snapshots(observed);
+    operation(vm, instance, &mut status, &now);
     wanted.status = Some(status);
 }
 
@@ -87,31 +88,44 @@ fn location(instance: &VirtualMachineInstance) -> (Option<String>, Option<String
     (status.node_name.clone(), address)
 }
 
-/// Returns the snapshot support of the volumes: none, as long as snapshots are not supported.
-fn snapshots(vm: &VirtualMachine, claims: &BTreeMap<String, Arc<CachedClaim>>) -> Vec<VolumeSnapshotStatus> {
-    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
-    volumes
-        .map(|volume| VolumeSnapshotStatus {
-            enabled: false,
-            name: volume.name.clone(),
-            reason: Some(snapshot_reason(volume, claims)),
-        })
-        .collect()
+/// Holds the lease for volumes that move. They are recorded before, so that no other operation begins meanwhile.
+fn operation(
+    vm: &VirtualMachine,
+    instance: Option<&VirtualMachineInstance>,
+    status: &mut VirtualMachineStatus,
+    now: &Time,
+) {
+    let moves = instance.and_then(|vmi| vmi.status.as_ref()).is_some_and(|status| !status.migrated_volumes.is_empty());
+    status.hold(VmOperation::VolumeMigration, moves.then_some(&vm.metadata), now);
 }
 
-fn snapshot_reason(volume: &Volume, claims: &BTreeMap<String, Arc<CachedClaim>>) -> String {
-    let name = &volume.name;
-    let class = claim_name(volume).map(|claim| {
-        let class = claims.get(claim).map(|claim| claim.storage_class.as_deref().unwrap_or_default());
-        class.ok_or("PVC not found")
+/// Returns the snapshot support of the volumes, and of the claim with the VM's state.
+fn snapshots(observed: &Observed) -> Vec<VolumeSnapshotStatus> {
+    let vm = &*observed.vm;
+    let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    let of_volumes = volumes.map(|volume| {
+        let claim = claim_name(volume).map(|claim| observed.claims.get(claim));
+        support(observed, volume.name.clone(), claim)
     });
-    match class {
-        None | Some(Ok("")) => format!("Snapshot is not supported for this volumeSource type [{name}]"),
-        Some(Ok(class)) => format!(
-            "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [{class}] [{name}]"
-        ),
-        Some(Err(missing)) => missing.to_owned(),
-    }
+    let of_state = observed.state_claim.iter().map(|claim| support(observed, state_volume(vm), Some(Some(claim))));
+    of_volumes.chain(of_state).collect()
+}
+
+/// Returns the snapshot support of a volume. `claim`: the claim that it names, if it exists.
+fn support(observed: &Observed, name: String, claim: Option<Option<&Arc<CachedClaim>>>) -> VolumeSnapshotStatus {
+    let class = claim.map(|claim| claim.map(|claim| claim.storage_class.as_deref().unwrap_or_default()));
+    let reason = match class {
+        None => Some(format!("Snapshot is not supported for this volumeSource type [{name}]")),
+        Some(None) => Some("PVC not found".to_owned()),
+        Some(Some(class)) => match observed.snapshot_classes.get(class) {
+            Some(Ok(Some(_))) => None,
+            Some(Err(several)) => Some(several.clone()),
+            _ => Some(format!(
+                "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [{class}] [{name}]"
+            )),
+        },
+    };
+    VolumeSnapshotStatus { enabled: reason.is_none(), name, reason }
 }
 
 fn conditions(

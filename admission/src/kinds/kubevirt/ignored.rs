@@ -130,7 +130,6 @@ const GATES: &[(&str, &str)] = &[
     ("OCIExport", "export of volumes"),
     ("PasstBinding", "passt"),
     ("Plugins", "plugins"),
-    ("Snapshot", "snapshots"),
     ("Template", "templates of virtual machines"),
     ("WorkloadEncryptionSEV", ENCRYPTION),
     ("WorkloadEncryptionTDX", ENCRYPTION),

@@ -55,7 +55,6 @@ pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
 
 /// Unsupported kinds and their features.
 const KINDS: &[(&str, &str)] = &[
-    ("VirtualMachineSnapshot", "snapshots"),
     ("VirtualMachineRestore", "snapshots"),
     ("VirtualMachineExport", "export of volumes"),
     ("VirtualMachineClone", "clones"),

@@ -108,6 +108,7 @@ fn observed(
         attachments: Vec::new(),
         is_admitted: true,
         full: None,
+        held: None,
         is_reported: false,
         source_node: None,
         is_target_drained: false,

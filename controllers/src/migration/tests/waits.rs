@@ -47,6 +47,14 @@ fn migration_says_what_it_waits_for() {
             "as many migrations leave node a as a node allows: 2 (parallelOutboundMigrationsPerNode)",
         ),
         (
+            Observed {
+                held: Some("snapshot \"s\" in progress".to_owned()),
+                ..observed(&pending, Some(&vmi), &without_target)
+            },
+            "OperationInProgress",
+            "the data of the VM must hold still: snapshot \"s\" in progress",
+        ),
+        (
             Observed { failure: Some(failure.clone()), ..of(&pending, &without_target) },
             "FailedCreate",
             "cannot create the target pod: exceeded quota: q",

@@ -292,17 +292,28 @@ impl Executor {
         Ok(Some(answer))
     }
 
+    /// Creates an object after others were read for it, unless leadership was lost meanwhile.
+    async fn create_prepared(
+        &self,
+        kind: Kind,
+        namespace: Option<&str>,
+        object: &Value,
+        options: &WriteOptions,
+    ) -> Result<Option<Value>, WriteError> {
+        if !self.leadership.holds() {
+            return Err(WriteError::NotLeading);
+        }
+        self.create(kind, namespace, object, options).await
+    }
+
     async fn create_data_volume(
         &self,
         creation: &DataVolumeCreation,
         options: &WriteOptions,
     ) -> Result<Option<Value>, WriteError> {
         let object = self.prepare_data_volume(creation).await?;
-        if !self.leadership.holds() {
-            return Err(WriteError::NotLeading);
-        }
         let namespace = creation.data_volume.metadata.namespace.as_deref();
-        let answer = self.create(Kind::DataVolume, namespace, &object, options).await;
+        let answer = self.create_prepared(Kind::DataVolume, namespace, &object, options).await;
         self.created_data_volume(creation, answer)
     }
 
@@ -331,9 +342,15 @@ impl Executor {
             }
             Effect::CreateDataVolume { creation, options } => self.create_data_volume(creation, options).await,
             Effect::CreateSnapshotContent { creation, options } => {
-                self.create_snapshot_content(creation, options).await.map(Some)
+                let object = self.snapshot_content(creation).await?;
+                let namespace = creation.content.metadata.namespace.as_deref();
+                self.create_prepared(Kind::VmSnapshotContent, namespace, &object, options).await
             }
-            Effect::CopyRevision { copy, options } => self.copy_revision(copy, options).await,
+            Effect::CopyRevision { copy, options } => {
+                let object = self.copied_revision(copy).await?;
+                let options = WriteOptions { existing_will_do: true, ..options.clone() };
+                self.create_prepared(Kind::ControllerRevision, Some(&copy.namespace), &object, &options).await
+            }
             Effect::Quiesce { namespace, name, freeze, .. } => {
                 self.quiesce(namespace, name, *freeze).await.map(|()| None)
             }

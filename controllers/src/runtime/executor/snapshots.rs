@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use api::{VirtualMachineSpec, snapshot::content::VirtualMachineSnapshotContent};
-use k8s_openapi::api::{apps::v1::ControllerRevision, core::v1::PersistentVolumeClaim};
+use k8s_openapi::{
+    api::{apps::v1::ControllerRevision, core::v1::PersistentVolumeClaim},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::{
     api::{GetParams, PostParams},
     core::Request,
@@ -12,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    Executor, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions,
+    Executor, Kind, RevisionCopy, SnapshotContentCreation,
     errors::{WriteError, classify},
 };
 
@@ -32,12 +35,8 @@ impl Executor {
         self.client.request(request).await.map_err(|error| classify(&error, true))
     }
 
-    /// Creates the content of a snapshot with its claims and the spec that the guest has.
-    pub(super) async fn create_snapshot_content(
-        &self,
-        creation: &SnapshotContentCreation,
-        options: &WriteOptions,
-    ) -> Result<Value, WriteError> {
+    /// Returns the content of a snapshot with its claims and the spec that the guest has.
+    pub(super) async fn snapshot_content(&self, creation: &SnapshotContentCreation) -> Result<Value, WriteError> {
         let mut content = creation.content.clone();
         let namespace = content.metadata.namespace.clone().unwrap_or_default();
         if let Some(start) = &creation.start {
@@ -58,43 +57,30 @@ impl Executor {
             claim.metadata.managed_fields = None;
             (known.metadata, known.spec) = (claim.metadata, claim.spec);
         }
-        if !self.leadership.holds() {
-            return Err(WriteError::NotLeading);
-        }
         let mut object = serde_json::to_value(&content).map_err(|error| WriteError::Refused(error.to_string()))?;
         object["apiVersion"] = Kind::VmSnapshotContent.api_version().into();
         object["kind"] = Kind::VmSnapshotContent.kind().into();
-        let answer = self.create(Kind::VmSnapshotContent, Some(&namespace), &object, options).await?;
-        Ok(answer.unwrap_or_default())
+        Ok(object)
     }
 
-    /// Copies a ControllerRevision with its labels and data.
-    pub(super) async fn copy_revision(
-        &self,
-        copy: &RevisionCopy,
-        options: &WriteOptions,
-    ) -> Result<Option<Value>, WriteError> {
+    /// Returns the copy of a ControllerRevision with its labels and data.
+    pub(super) async fn copied_revision(&self, copy: &RevisionCopy) -> Result<Value, WriteError> {
         let RevisionCopy { namespace, source, name, owner } = copy;
-        let mut revision: ControllerRevision =
-            self.read(Kind::ControllerRevision, namespace, source).await.map_err(|error| match error {
-                WriteError::Refused(message) => {
-                    WriteError::Refused(format!("Unable to fetch ControllerRevision {namespace}/{source}: {message}"))
-                }
-                other => other,
-            })?;
-        revision.metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+        let read = self.read(Kind::ControllerRevision, namespace, source).await;
+        let mut revision: ControllerRevision = read.map_err(|error| match error {
+            WriteError::Refused(message) => {
+                WriteError::Refused(format!("Unable to fetch ControllerRevision {namespace}/{source}: {message}"))
+            }
+            other => other,
+        })?;
+        revision.metadata = ObjectMeta {
             name: Some(name.clone()),
             namespace: Some(namespace.clone()),
             labels: revision.metadata.labels,
             owner_references: Some(vec![owner.clone()]),
-            ..Default::default()
+            ..ObjectMeta::default()
         };
-        if !self.leadership.holds() {
-            return Err(WriteError::NotLeading);
-        }
-        let object = serde_json::to_value(&revision).map_err(|error| WriteError::Refused(error.to_string()))?;
-        let options = WriteOptions { existing_will_do: true, ..options.clone() };
-        self.create(Kind::ControllerRevision, Some(namespace), &object, &options).await
+        serde_json::to_value(&revision).map_err(|error| WriteError::Refused(error.to_string()))
     }
 
     /// Freezes or thaws the file systems of a guest.

@@ -3,6 +3,7 @@
 mod changes;
 mod data_volumes;
 mod instancetypes;
+mod lease;
 mod lifecycle;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -68,6 +69,8 @@ fn observed(
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
         starts: Vec::new(),
+        snapshot_classes: BTreeMap::new(),
+        state_claim: None,
         is_migrated: false,
         destinations: crate::data_volumes::DataVolumes::default(),
         config: Arc::new(config.clone()),
