@@ -10,8 +10,8 @@ use clap::{
 
 use crate::{
     cluster::ClusterOptions, console, create, credentials, describe, drain, error::Error, evacuation, examples, expose,
-    forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, ssh, support_bundle,
-    top, ui, usb, version, vnc, volumes,
+    forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, snapshot, ssh,
+    support_bundle, top, ui, usb, version, vnc, volumes,
 };
 
 /// Control virtual machines
@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Set(resize::SetCommand),
     /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
     MemoryDump(memory_dump::Options),
+    /// Take a snapshot of a virtual machine
+    Snapshot(snapshot::Options),
     /// Upload an image to a DataVolume or claim; needs CDI
     ImageUpload(Box<image_upload::UploadOptions>),
     /// Change SSH keys and passwords that the guest agent sets

@@ -11,7 +11,7 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by command.
-const EXAMPLES: [(&str, Examples); 49] = [
+const EXAMPLES: [(&str, Examples); 50] = [
     (
         "create",
         &[(
@@ -139,6 +139,13 @@ const EXAMPLES: [(&str, Examples); 49] = [
         &[
             ("Dump the memory to a new claim", "memory-dump get my-vm --claim-name=my-dump --create-claim"),
             ("Remove the association with the claim", "memory-dump remove my-vm"),
+        ],
+    ),
+    (
+        "snapshot",
+        &[
+            ("Take a snapshot, and wait until it can be restored", "snapshot my-vm my-snapshot --wait"),
+            ("Keep the volume snapshots when the snapshot is deleted", "snapshot my-vm --retain"),
         ],
     ),
     (

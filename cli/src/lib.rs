@@ -35,6 +35,7 @@ mod relay;
 mod resize;
 mod run;
 mod running;
+mod snapshot;
 mod ssh;
 mod state;
 mod subresource;

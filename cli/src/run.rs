@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     evacuation, expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
     output::print,
-    permitted_devices, resize, ssh, support_bundle, top, ui, usb, version, vnc, volumes,
+    permitted_devices, resize, snapshot, ssh, support_bundle, top, ui, usb, version, vnc, volumes,
 };
 
 /// Runs the command that the arguments select. The first argument is the name of the program.
@@ -87,6 +87,7 @@ async fn execute(mut cli: Cli) -> Result<(), Error> {
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::Set(command) => resize::set(&connection, &command).await,
                 Command::MemoryDump(options) => memory_dump::run(&connection, &options).await,
+                Command::Snapshot(options) => snapshot::run(&connection, &options).await,
                 Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::Ui(options) => ui::run(connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,
