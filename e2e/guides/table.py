@@ -224,6 +224,14 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
         "kubectl get controllerrevisions": Step(shows="web-"),
         "kubectl delete vmpool web": Step(after="within 120 eval '! kubectl get vm web-0'"),
     },
+    "snapshots": {
+        "kubectl virt snapshot box before-upgrade --wait": Step(
+            before="within 120 has pvc/data '{.status.phase}' Bound", shows="Snapshot before-upgrade is ready"
+        ),
+        "kubectl delete vmsnapshot weekly before-upgrade": Step(
+            after="within 120 eval '! kubectl get vmsnapshotcontent -o name | grep .'"
+        ),
+    },
     "kvm-hosts": {
         "kubectl get nodes -o custom-columns='NODE:.metadata.name,KVM:.status.allocatable.devices\\.kubevirt\\.io/kvm'": Step(shows=r"node-2 +\S"),
         "kubectl describe nodes | grep devices.kubevirt.io": Step(shows="devices.kubevirt.io/kvm"),

@@ -132,7 +132,7 @@ within 60 'virt-operator restores a role' kubectl get clusterrole kubevirt.io:vi
 follow before-the-move
 follow stop-the-vms
 follow save-the-objects-and-protect-the-vms
-for vm in my-vm other sized with-display pool-0 snapshotted; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
+for vm in my-vm other sized with-display pool-0 held; do grep -q "^    name: $vm$" "$work/guide/vms.yaml" || fail "VM $vm was not saved"; done
 within 60 'the policy is in effect' is_refused 'would delete VMs' kubectl delete --dry-run=server --filename "$work/definitions"
 for thing in crd/virtualmachines.kubevirt.io crd/kubevirts.kubevirt.io crd/virtualmachinepools.pool.kubevirt.io vm/my-vm; do
     refused 'would delete VMs' kubectl delete "$thing"
@@ -185,16 +185,16 @@ kubectl rollout status --namespace $system --timeout=120s deployment/virt-contro
 step 'a VM with an unsupported field stays stopped'
 refused 'spec.template.spec.domain.devices.gpus[0].virtualGPUOptions.display is not supported yet' kubectl virt start with-display
 kubectl label vm with-display checked=yes
-kubectl delete vm snapshotted --wait=false
+kubectl delete vm held --wait=false
 follow if-something-was-deleted
-within 60 'the deleted VM is gone' is_refused NotFound kubectl get vm snapshotted
+within 60 'the deleted VM is gone' is_refused NotFound kubectl get vm held
 
 for vm in other sized pool-0; do kubectl virt stop $vm; done
 follow uninstall-ferrovirt
-python3 "$here/vms.py" compare "$work/before.json" snapshotted
+python3 "$here/vms.py" compare "$work/before.json" held
 follow install-kubevirt
 kubectl rollout status --namespace $system --timeout=60s daemonset/virt-handler deployment/virt-operator deployment/virt-api
-python3 "$here/vms.py" compare "$work/before.json" snapshotted
+python3 "$here/vms.py" compare "$work/before.json" held
 [ "$(kubectl get kubevirt kubevirt --namespace $system --output jsonpath='{.spec.uninstallStrategy}')" = RemoveWorkloads ] || fail 'the KubeVirt object has lost a setting'
 ! find "$work/guide" -name '[0-9]*.sh' | grep . || fail 'these commands of the guide were not executed'
 
@@ -205,7 +205,7 @@ rm "$work/managed/webhooks.yaml"
 : >"$work/operator.log"
 within 60 'the KubeVirt object can be deleted' uninstall_kubevirt
 within 60 'virt-operator is refused' grep -q 'would delete VMs' "$work/operator.log"
-python3 "$here/vms.py" compare "$work/before.json" snapshotted
+python3 "$here/vms.py" compare "$work/before.json" held
 kubectl delete --filename "$work/guide/policy.yaml"
 within 60 'the VM without protection is gone' is_gone
 step 'done'

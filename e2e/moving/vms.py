@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 
-# Kinds of users. The snapshot is of a kind that Ferrovirt only stores.
+# Kinds of users.
 KINDS = [
     "virtualmachines.kubevirt.io",
     "virtualmachineinstancepresets.kubevirt.io",
@@ -22,7 +22,7 @@ KINDS = [
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 POOL_FINALIZER = "pool.kubevirt.io/finalizer"
 # Finalizers that Ferrovirt has as well, so that it may add and remove them.
-SHARED_FINALIZERS = {VM_FINALIZER, POOL_FINALIZER}
+SHARED_FINALIZERS = {VM_FINALIZER, POOL_FINALIZER, "snapshot.kubevirt.io/vmsnapshot-protection"}
 OBSERVED = {"kubevirt.io/latest-observed-api-version": "v1", "kubevirt.io/storage-observed-api-version": "v1"}
 # Memory of the instance type when the VM was created, and now.
 COPIED_MEMORY, PRESENT_MEMORY = "160Mi", "1Ti"
@@ -144,9 +144,9 @@ def create_all(namespace):
         member["spec"]["template"]["metadata"].setdefault("labels", {}).update(of_revision)
         create(member, status())
 
-    snapshotted = stopped(example, namespace, "snapshotted", 7)
-    snapshotted["metadata"]["finalizers"].append("snapshot.kubevirt.io/snapshot-source-protection")
-    create(snapshotted, status())
+    held = stopped(example, namespace, "held", 7)
+    held["metadata"]["finalizers"].append("backup.example.com/finalizer")
+    create(held, status())
 
     source = {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "my-vm"}
     create(thing("snapshot.kubevirt.io/v1beta1", "VirtualMachineSnapshot", "before", namespace, {"source": source}, finalizers=["snapshot.kubevirt.io/vmsnapshot-protection"]))

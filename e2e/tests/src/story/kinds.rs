@@ -41,6 +41,9 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         "VirtualMachineSnapshot" => {
             ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineSnapshot", "virtualmachinesnapshots")
         }
+        "VirtualMachineSnapshotContent" => {
+            ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineSnapshotContent", "virtualmachinesnapshotcontents")
+        }
         "VirtualMachineRestore" => {
             ("snapshot.kubevirt.io", "v1beta1", "VirtualMachineRestore", "virtualmachinerestores")
         }

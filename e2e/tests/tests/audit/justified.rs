@@ -64,6 +64,7 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "* network-attachment-definitions.k8s.cni.cncf.io",
         "read where the gate ExternalNetResourceInjection is off, which no story does",
     ),
+    sometimes(CONTROLLER, "* storageprofiles.cdi.kubevirt.io", "only clusters with CDI have objects of this kind"),
     sometimes(
         CONTROLLER,
         "delete poddisruptionbudgets.policy",

@@ -17,7 +17,7 @@ use tokio::{
 use crate::manifests;
 
 /// Time limit from creation to a connected guest agent: a full distribution boots under emulation, beside other tests.
-const BOOT: Duration = Duration::from_secs(900);
+pub(crate) const BOOT: Duration = Duration::from_secs(900);
 const VMI: &str = "virtualmachineinstances/deb";
 
 #[test]
@@ -57,7 +57,7 @@ fn guest_agent_reports_freezes_and_reboots_and_ssh_and_udp_connect() {
     });
 }
 
-fn is_connected(vmi: &Value) -> bool {
+pub(crate) fn is_connected(vmi: &Value) -> bool {
     condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True")
 }
 

@@ -80,6 +80,7 @@ mod rows;
 mod scheduling;
 mod silent_connections;
 mod silent_nodes;
+mod snapshots;
 mod spellings;
 mod starts;
 mod state;
