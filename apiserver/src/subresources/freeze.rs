@@ -83,5 +83,7 @@ mod tests {
         });
         let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
         assert!(check_lease(Some(&vm)).is_err() && check_lease(None).is_ok());
+        assert_eq!(decide(&in_phase("Running")), Ok("node1"));
+        assert_eq!(decide(&in_phase("Scheduled")), testing::conflict("VM is not running"));
     }
 }

@@ -148,7 +148,7 @@ mod tests {
             let families = copies.families().into_iter().filter(|family| !family.get_metric().is_empty());
             let value = |family: MetricFamily| {
                 let name = family.name().rsplit('_').nth(1).unwrap_or_default().to_owned();
-                (name, family.get_metric()[0].get_gauge().value())
+                (name, family.get_metric()[0].get_gauge().get_value())
             };
             families.map(value).collect::<Vec<_>>()
         };
