@@ -60,6 +60,10 @@ pub mod label {
     pub const APP: &str = "kubevirt.io";
     /// UID of the DataVolume that gets a persistent volume from a temporary claim.
     pub const HAND_OVER: &str = "ferrovirt.io/hand-over";
+    /// Name of the VM of whose snapshot a claim was restored.
+    pub const RESTORE_SOURCE: &str = "restore.kubevirt.io/source-vm-name";
+    /// Namespace of that VM.
+    pub const RESTORE_SOURCE_NAMESPACE: &str = "restore.kubevirt.io/source-vm-namespace";
     /// VM that an object belongs to.
     pub const VM: &str = "kubevirt.io/vm";
     /// ControllerRevision of the pool from which a VM was created or changed last, also on its VMI.
@@ -194,6 +198,14 @@ pub mod annotation {
     pub const HAND_OVER_RECLAIM_POLICY: &str = "ferrovirt.io/hand-over-reclaim-policy";
     /// UID of a DataVolume whose claim is filled by the importer of Ferrovirt.
     pub const IMPORT: &str = "ferrovirt.io/import";
+    /// Claim, DataVolume: the restore that made or replaces it.
+    pub const RESTORE: &str = "restore.kubevirt.io/name";
+    /// VM, claim: name and UID of the restore that changed or made it.
+    pub const LAST_RESTORE: &str = "restore.kubevirt.io/lastRestoreUID";
+    /// Claim: the restore whose VM becomes its owner once it exists.
+    pub const OWNED_BY_VM: &str = "restore.kubevirt.io/owned-by-vm";
+    /// Claim: name and UID of the restore that deletes it to replace it.
+    pub const REPLACED_BY: &str = "ferrovirt.io/replaced-by-restore";
     /// Name of the file with a memory dump, on its claim.
     pub const MEMORY_DUMP: &str = "kubevirt.io/memory-dump";
     /// Trace context of a start.

@@ -6,8 +6,11 @@ use serde::de::IgnoredAny;
 
 use crate::{
     context::{Context, Decision, FieldErrors, Generated, Interrupt},
-    kinds::{checks, snapshot},
-    rules::network,
+    kinds::snapshot,
+    rules::{
+        network,
+        patches::{self, PatchError},
+    },
 };
 
 /// API group of clones.
@@ -41,9 +44,7 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
         return Err(Interrupt::failed(400, "snapshot feature gate is not enabled"));
     }
     let clone: VirtualMachineClone = context.object()?;
-    let errors = field_errors(&clone.spec);
-    let errors = if created { checks::or_unsupported("VirtualMachineClone", errors) } else { errors };
-    Ok(context.decide(errors, vec![]))
+    Ok(context.decide(field_errors(&clone.spec), vec![]))
 }
 
 /// Generates the name of the target if it has none.
@@ -91,8 +92,12 @@ pub(crate) fn field_errors(spec: &VirtualMachineCloneSpec) -> FieldErrors {
         }
     }
     for (index, patch) in spec.patches.iter().enumerate() {
+        let path = format!("spec.patches[{index}]");
         if serde_json::from_str::<IgnoredAny>(patch).is_err() {
-            errors.invalid(format!("spec.patches[{index}]"), format!("patch is not valid JSON ({patch})"));
+            errors.invalid(path, format!("patch is not valid JSON ({patch})"));
+        } else if let Err(error @ PatchError::Path(_)) = patches::parse(patch) {
+            // The restore of the clone would be refused.
+            errors.invalid(path, error.to_string());
         }
     }
     errors

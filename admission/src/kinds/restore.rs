@@ -2,6 +2,7 @@
 
 use api::{
     VirtualMachine, VirtualMachineInstanceSpec,
+    cdi::{annotation, label},
     snapshot::{
         VirtualMachineSnapshot,
         content::VirtualMachineSnapshotContent,
@@ -15,13 +16,14 @@ use crate::{
         checks,
         snapshot::{self, GROUP},
     },
+    rules::patches,
 };
 
 const VERSION: &str = "v1beta1";
 const PATCHES: &str = "spec.patches";
 
-/// Paths that a patch may change, as JSON strings.
-const PATCHED: [&str; 3] = ["\"/spec/", "\"/metadata/labels/", "\"/metadata/annotations/"];
+/// Prefix of annotations by which Ferrovirt decides.
+const OWN: &str = "ferrovirt.io/";
 
 /// Serves `/virtualmachinerestores-validate`.
 pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
@@ -34,8 +36,7 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
             }
             let restore: VirtualMachineRestore = context.object()?;
             let namespace = request.namespace.as_deref().unwrap_or_default();
-            let errors = field_errors(&restore.spec, namespace, context.lookups)?;
-            checks::or_unsupported("VirtualMachineRestore", errors)
+            field_errors(&restore.spec, namespace, context.lookups)?
         }
         Operation::Update => checks::validate_immutable(context, |restore: &VirtualMachineRestore| &restore.spec)?,
         _ => return Err(checks::unexpected_operation(request)),
@@ -62,18 +63,9 @@ pub(crate) fn field_errors(
     Ok(errors)
 }
 
-/// Validates patches as text, as the reference does: `{"op": "add", "path": "/spec/x", "value": "y"}`, one colon a member.
 fn validate_patches(patches: &[String], errors: &mut FieldErrors) {
-    for fragment in patches.iter().flat_map(|patch| patch.trim_matches(['{', '}']).split(',')) {
-        let parts: Vec<&str> = fragment.split(':').map(str::trim).collect();
-        let [key, value] = parts[..] else {
-            let message = "patch format is not valid - one \":\" expected in a single key-value json patch";
-            errors.invalid(PATCHES, format!("{message}: {fragment}"));
-            continue;
-        };
-        if key == "\"path\"" && !PATCHED.iter().any(|prefix| value.starts_with(prefix)) {
-            errors.invalid(PATCHES, format!("patching is valid only for elements under /spec/ only: {fragment}"));
-        }
+    for error in patches.iter().filter_map(|patch| patches::parse(patch).err()) {
+        errors.invalid(PATCHES, error.to_string());
     }
 }
 
@@ -131,7 +123,13 @@ fn validate_overrides(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors
             errors.required(format!("{path}.volumeName"), "must provide a volume name");
         }
         if !is_set(change.restore_name.as_ref()) && change.labels.is_empty() && change.annotations.is_empty() {
-            errors.required(path, "must provide at least one overriden field");
+            errors.required(&path, "must provide at least one overriden field");
+        }
+        // Controllers decide by them about the content of claims.
+        for key in change.annotations.keys().chain(change.labels.keys()) {
+            if key.starts_with(OWN) || annotation::RESERVED.contains(&key.as_str()) || key == label::OWNED_BY {
+                errors.invalid(&path, format!("{key} is set by controllers only"));
+            }
         }
     }
 }
@@ -161,8 +159,8 @@ fn validate_in_progress(
     errors: &mut FieldErrors,
 ) -> Result<(), LookupError> {
     for other in lookups.list_as::<VirtualMachineRestore>(&restores(namespace))? {
-        let complete = other.status.is_some_and(|status| status.complete == Some(true));
-        if other.spec.target == spec.target && !complete {
+        // One that has failed holds nothing back.
+        if other.spec.target == spec.target && !other.is_final() {
             let name = other.metadata.name.unwrap_or_default();
             errors.invalid("spec.target", format!("VirtualMachineRestore \"{name}\" in progress"));
         }

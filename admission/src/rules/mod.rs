@@ -25,6 +25,7 @@ pub(crate) mod launch_security;
 pub mod live_update;
 pub mod metadata;
 pub(crate) mod network;
+pub mod patches;
 mod pod_errors;
 pub(crate) mod probes;
 pub(crate) mod resources;

@@ -55,9 +55,7 @@ pub fn vm(root: &str, spec: &VirtualMachineSpec) -> FieldErrors {
 
 /// Unsupported kinds and their features.
 const KINDS: &[(&str, &str)] = &[
-    ("VirtualMachineRestore", "snapshots"),
     ("VirtualMachineExport", "export of volumes"),
-    ("VirtualMachineClone", "clones"),
     ("VirtualMachineBackup", "backup"),
     ("VirtualMachineBackupTracker", "backup"),
     ("Plugin", "plugins"),
