@@ -7,6 +7,7 @@ mod attachment_pod;
 mod budgets;
 mod cache;
 mod certificates;
+mod clone;
 mod clone_source;
 mod common_instancetypes;
 mod data_volumes;
@@ -27,6 +28,7 @@ mod pool;
 mod registry;
 mod replicaset;
 mod resources;
+mod restore;
 mod runtime;
 #[cfg(test)]
 mod scripted;

@@ -12,8 +12,17 @@ use k8s_openapi::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::runtime::{Effect, Kind};
+
+/// Namespace of the firmware UUIDs derived from VM names.
+const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
+
+/// Returns the firmware UUID of a VM that has none in its spec.
+pub(crate) fn firmware_uuid(vm: &str) -> String {
+    Uuid::new_v5(&FIRMWARE_NAMESPACE, vm.as_bytes()).to_string()
+}
 
 /// Returns the labels that a VMI gets from a template. Reserved labels hold the node of a VMI and the VMI of a pod. Admission
 /// rejects them in templates, but an older template may have them.

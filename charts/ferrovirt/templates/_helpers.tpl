@@ -288,6 +288,22 @@ has({{ . }}.metadata.labels) && "cdi.kubevirt.io/OwnedByUID" in {{ . }}.metadata
 has({{ index . 0 }}.metadata.ownerReferences) && {{ index . 0 }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("snapshot.kubevirt.io/") && o.kind == {{ index . 1 | quote }} && o.uid != "")
 {{- end -}}
 
+{{/* CEL: an object has an annotation: ferrovirt.isAnnotated (list "object" "key") */}}
+{{- define "ferrovirt.isAnnotated" -}}
+has({{ index . 0 }}.metadata.annotations) && {{ index . 1 | quote }} in {{ index . 0 }}.metadata.annotations
+{{- end -}}
+
+{{/* CEL: this write restores a VM */}}
+{{- define "ferrovirt.restoresVm" -}}
+{{- $key := "restore.kubevirt.io/lastRestoreUID" -}}
+{{ include "ferrovirt.isAnnotated" (list "object" $key) }} && (!({{ include "ferrovirt.isAnnotated" (list "oldObject" $key) }}) || object.metadata.annotations["{{ $key }}"] != oldObject.metadata.annotations["{{ $key }}"])
+{{- end -}}
+
+{{/* CEL: a clone controls an object: ferrovirt.ofVmClone "oldObject" */}}
+{{- define "ferrovirt.ofVmClone" -}}
+has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("clone.kubevirt.io/") && o.kind == "VirtualMachineClone" && o.uid != "")
+{{- end -}}
+
 {{/* CEL: a pod fills a claim: ferrovirt.isImportPod "oldObject" */}}
 {{- define "ferrovirt.isImportPod" -}}
 has({{ . }}.metadata.labels) && "kubevirt.io" in {{ . }}.metadata.labels && {{ . }}.metadata.labels["kubevirt.io"] == "virt-importer" && {{ . }}.metadata.name.startsWith("importer-") && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.uid != "" && ((o.apiVersion.startsWith("cdi.kubevirt.io/") && o.kind == "DataVolume") || (o.apiVersion == "v1" && o.kind == "PersistentVolumeClaim" && o.name.startsWith("tmp-pvc-"))))

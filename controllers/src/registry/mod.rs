@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     certificates::{Certificates, Requests},
+    clone::Clones,
     common_instancetypes::CommonInstancetypes,
     evacuation::Evacuations,
     importer::{DataSources, Importer},
@@ -16,6 +17,7 @@ use crate::{
     pool::{HeldVms, Pools},
     replicaset::ReplicaSets,
     resources::Caches,
+    restore::Restores,
     runtime::{Controller, Run, Runner},
     setup::Setup,
     snapshot::{SnapshotContents, Snapshots},
@@ -46,6 +48,8 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, ReplicaSets::new()),
         runner(setup, Pools),
         runner(setup, HeldVms),
+        runner(setup, Restores),
+        runner(setup, Clones),
         runner(setup, Evacuations::new(setup)),
         runner(setup, Importer::new(setup)),
         runner(setup, DataSources::new(setup)),

@@ -144,6 +144,22 @@ fn migration(number: usize, version: usize, phase: &str) -> Value {
     })
 }
 
+/// A restore of a VM, or a clone of it, that waits for its snapshot.
+fn copy(number: usize, version: usize, kind: &str) -> Value {
+    let vm = |name: String| json!({"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": name});
+    let name = format!("{}-{number}", kind.to_lowercase());
+    let (group, spec) = match kind {
+        "VirtualMachineRestore" => {
+            let snapshot = format!("snapshot-{number}");
+            ("snapshot", json!({"target": vm(format!("m-{number}")), "virtualMachineSnapshotName": snapshot}))
+        }
+        _ => ("clone", json!({"source": vm(format!("m-{number}")), "target": vm(format!("copy-{number}"))})),
+    };
+    json!({
+        "apiVersion": format!("{group}.kubevirt.io/v1beta1"), "kind": kind, "metadata": metadata(&name, version), "spec": spec,
+    })
+}
+
 fn node(number: usize, version: usize) -> Value {
     json!({"metadata": {
         "name": format!("node-{number}"), "uid": format!("uid-node-{number}"), "resourceVersion": version.to_string(),
@@ -214,6 +230,8 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::VirtualMachine, vm_of_pool(number, 1));
         caches.written(Kind::VirtualMachine, vm_of_pool(number, 2));
         caches.written(Kind::Migration, migration(number, 1, "Pending"));
+        caches.written(Kind::VmRestore, copy(number, 1, "VirtualMachineRestore"));
+        caches.written(Kind::VmClone, copy(number, 1, "VirtualMachineClone"));
         caches.written(Kind::Pod, pod(number, 1));
         caches.written(Kind::ControllerRevision, revision(number, 1));
         caches.claims.observe(object::<PersistentVolumeClaim>(&claim(number, 1, "Pending")).into());
@@ -247,6 +265,8 @@ impl Cluster {
             ("VMI without controller", self.cost(|caches| caches.written(Kind::Instance, orphan(0, 2)))),
             ("migration", self.cost(|caches| caches.written(Kind::Migration, migration(0, 2, "Scheduling")))),
             ("migration ended", self.cost(|caches| caches.written(Kind::Migration, migration(3, 2, "Failed")))),
+            ("restore", self.cost(|caches| caches.written(Kind::VmRestore, copy(0, 2, "VirtualMachineRestore")))),
+            ("clone", self.cost(|caches| caches.written(Kind::VmClone, copy(0, 2, "VirtualMachineClone")))),
             ("replica set", self.cost(|caches| caches.written(Kind::ReplicaSet, replica_set(0, 2)))),
             ("pool", self.cost(|caches| caches.written(Kind::Pool, pool(0, 2)))),
             ("VM of a pool", self.cost(|caches| caches.written(Kind::VirtualMachine, vm_of_pool(0, 3)))),

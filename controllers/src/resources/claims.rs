@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{
     cdi::{DataVolume, annotation, label::OWNED_BY},
-    constants::annotation::HAND_OVER_TO,
+    constants::annotation::{HAND_OVER_TO, LAST_RESTORE, OWNED_BY_VM, REPLACED_BY, RESTORE},
     hotplug::dump_claim,
     owner,
     persistent_state::{LABEL, MIGRATION_LABEL},
@@ -208,7 +208,15 @@ impl From<PersistentVolumeClaim> for CachedClaim {
                 labels: keep(claim.metadata.labels.as_ref(), &[OWNED_BY]),
                 annotations: keep(
                     claim.metadata.annotations.as_ref(),
-                    &[HAND_OVER_TO, annotation::POD_PHASE, annotation::CREATED_FOR],
+                    &[
+                        HAND_OVER_TO,
+                        annotation::POD_PHASE,
+                        annotation::CREATED_FOR,
+                        RESTORE,
+                        LAST_RESTORE,
+                        OWNED_BY_VM,
+                        REPLACED_BY,
+                    ],
                 ),
                 ..slim(claim.metadata)
             },

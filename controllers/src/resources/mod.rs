@@ -13,6 +13,7 @@ mod cdis;
 pub(crate) mod certificate_requests;
 pub(crate) mod claim_facts;
 pub(crate) mod claims;
+pub(crate) mod clones;
 pub(crate) mod config_maps;
 pub(crate) mod csi_drivers;
 pub(crate) mod data_sources;
@@ -58,6 +59,7 @@ use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstanceReplicaSet, VirtualMachinePool,
     cdi::{DataSource, DataVolume},
+    clone::VirtualMachineClone,
     instancetype::MatchedKind,
     owner,
     snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
@@ -196,6 +198,8 @@ resources! {
     vm_snapshot_contents: VirtualMachineSnapshotContent as VmSnapshotContents,
     /// Restores of VMs.
     vm_restores: VirtualMachineRestore as VmRestores,
+    /// Clones of VMs.
+    vm_clones: VirtualMachineClone as VmClones,
     /// CSI drivers.
     csi_drivers: CachedCsiDriver as CsiDrivers,
     /// Pods that fill the claims of DataVolumes.

@@ -54,6 +54,8 @@ pub(crate) enum Kind {
     VmSnapshotContent,
     /// `snapshot.kubevirt.io/v1beta1` VirtualMachineRestore.
     VmRestore,
+    /// `clone.kubevirt.io/v1beta1` VirtualMachineClone.
+    VmClone,
     /// `snapshot.storage.k8s.io/v1` VolumeSnapshot.
     VolumeSnapshot,
     /// `cdi.kubevirt.io/v1beta1` DataVolume.
@@ -103,6 +105,7 @@ impl Kind {
             Self::VmSnapshotContent => {
                 (VM_SNAPSHOTS, "VirtualMachineSnapshotContent", "virtualmachinesnapshotcontents")
             }
+            Self::VmClone => ("clone.kubevirt.io/v1beta1", "VirtualMachineClone", "virtualmachineclones"),
             Self::VmRestore => (VM_SNAPSHOTS, "VirtualMachineRestore", "virtualmachinerestores"),
             Self::VolumeSnapshot => ("snapshot.storage.k8s.io/v1", "VolumeSnapshot", "volumesnapshots"),
             Self::DataVolume => ("cdi.kubevirt.io/v1beta1", "DataVolume", "datavolumes"),

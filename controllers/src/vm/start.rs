@@ -9,7 +9,6 @@ use api::{
     vmi::{devices::Input, status::VirtualMachineInstanceStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use uuid::Uuid;
 
 use super::{
     Observed,
@@ -18,10 +17,10 @@ use super::{
     restart::Template,
     revision,
 };
-use crate::{owned_vmis::template_labels, runtime::Kind};
-
-/// Namespace of the firmware UUIDs derived from VM names.
-const FIRMWARE_NAMESPACE: Uuid = Uuid::from_u128(0x6a1a_24a1_4061_4607_8bf4_a396_3d0c_5895);
+use crate::{
+    owned_vmis::{firmware_uuid, template_labels},
+    runtime::Kind,
+};
 
 /// The error of a VM that cannot be started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +50,7 @@ pub(super) fn instance(
     let firmware = spec.domain.firmware.get_or_insert_default();
     if firmware.uuid.as_ref().is_none_or(String::is_empty) {
         // Derived from the name, so that the guest sees the same hardware at each start.
-        firmware.uuid = Some(Uuid::new_v5(&FIRMWARE_NAMESPACE, name.as_bytes()).to_string());
+        firmware.uuid = Some(firmware_uuid(&name));
     }
     let mut annotations = template.metadata.annotations.clone().unwrap_or_default();
     // That of a template is the user's.

@@ -1,0 +1,52 @@
+//! Checks that a VM, or a snapshot of it, can be cloned.
+
+use api::{
+    VirtualMachine,
+    hotplug::dump_claim,
+    persistent_state,
+    snapshot::content::{SourceVirtualMachine, VirtualMachineSnapshotContent},
+    vmi::volumes::Volume,
+};
+
+use crate::resources::claims::claim_name;
+
+/// Returns the disks whose content a clone has. A memory dump is none.
+fn disks(volumes: &[Volume]) -> impl Iterator<Item = &Volume> {
+    volumes.iter().filter(|volume| claim_name(volume).is_some() && dump_claim(volume).is_none())
+}
+
+/// Returns why a VM cannot be cloned yet.
+pub(super) fn unsupported_volume(vm: &VirtualMachine) -> Option<String> {
+    let known = vm.status.as_ref().map(|status| status.volume_snapshot_statuses.as_slice()).unwrap_or_default();
+    let volumes = vm.spec.template.spec.as_ref().map(|spec| spec.volumes.as_slice()).unwrap_or_default();
+    disks(volumes).find_map(|volume| match known.iter().find(|known| known.name == volume.name) {
+        Some(known) if known.enabled => None,
+        Some(_) => Some(format!("Virtual Machine volume {} does not support snapshots", volume.name)),
+        None => Some(format!("Virtual Machine volume {} snapshot support unknown", volume.name)),
+    })
+}
+
+/// Rejects the snapshot of a VM with state, and one without the content of a disk. Returns reason and message of the event.
+pub(super) fn content(
+    path: &str,
+    content: &VirtualMachineSnapshotContent,
+    source: &SourceVirtualMachine,
+) -> Result<(), (&'static str, String)> {
+    let template = source.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let backups = &content.spec.volume_backups;
+    let is_state = |name: &str| name.starts_with(persistent_state::PREFIX);
+    if template.is_some_and(persistent_state::is_kept) || backups.iter().any(|backup| is_state(&backup.volume_name)) {
+        let text = format!("Clone of source with backendstorage is not supported: snapshot {path}");
+        return Err(("SourceVMWithBackendStorageInvalid", text));
+    }
+    let is_missing = |volume: &&Volume| {
+        !backups.iter().any(|backup| backup.volume_name == volume.name && backup.volume_snapshot_name.is_some())
+    };
+    let snapshot = path.rsplit('/').next().unwrap_or_default();
+    let volumes = template.map(|spec| spec.volumes.as_slice()).unwrap_or_default();
+    let missing: Vec<String> = disks(volumes)
+        .filter(is_missing)
+        .map(|volume| format!("volume {} is not backed up in snapshot {snapshot}", volume.name))
+        .collect();
+    if missing.is_empty() { Ok(()) } else { Err(("SnapshotContentInvalid", missing.join("\n"))) }
+}

@@ -1,0 +1,78 @@
+//! The writes after a VM was restored. Each can be repeated.
+
+use api::{VirtualMachine, constants::annotation, names, owner, persistent_state};
+use serde_json::json;
+
+use super::{Observed, REFUSED, Shown, Step, marks, source, target, volumes};
+use crate::runtime::{Effect, Kind};
+
+/// Returns the last step of a restore.
+pub(super) fn step(observed: &Observed) -> Result<Step, serde_json::Error> {
+    Ok(Step::show(Shown::complete()).before(effects(observed)).before(observed.release(true)?))
+}
+
+/// Returns what is left to do for a VM that was restored.
+pub(super) fn effects(observed: &Observed) -> Vec<Effect> {
+    let Some(vm) = observed.vm.as_deref() else { return Vec::new() };
+    let mut effects = Vec::new();
+    // A snapshot that is gone has no copies.
+    if let Ok(source) = source(observed)
+        && let Ok(revisions) = target::revisions(observed, vm, &target::copies(observed, source))
+    {
+        effects.extend(revisions);
+    }
+    own(observed, vm, &mut effects);
+    take_state(observed, &mut effects);
+    delete_data_volumes(observed, vm, &mut effects);
+    effects.into_iter().map(|effect| effect.refused_as(REFUSED)).collect()
+}
+
+/// Makes a new VM the owner of its claims.
+fn own(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
+    for restored in observed.status().restores {
+        let claim =
+            observed.claims.get(&restored.persistent_volume_claim).filter(|claim| volumes::is_own(observed, claim));
+        let Some(claim) = claim else { continue };
+        let annotations = claim.metadata.annotations.as_ref();
+        let is_owned_later = annotations.is_some_and(|all| all.contains_key(annotation::OWNED_BY_VM));
+        if is_owned_later && claim.metadata.owner_references.iter().flatten().next().is_none() {
+            let owners = [Kind::VirtualMachine.owner_reference(&vm.metadata)];
+            effects.push(Effect::merge(Kind::Claim, &claim.metadata, json!({"metadata": {"ownerReferences": owners}})));
+        }
+    }
+}
+
+/// Gives the VM its restored state: the claim gets the label by which the VM finds it, and then the former one is deleted.
+fn take_state(observed: &Observed, effects: &mut Vec<Effect>) {
+    let volume = format!("{}{}", persistent_state::PREFIX, observed.target());
+    let restores = observed.status().restores;
+    let Some(restored) = restores.iter().find(|restored| restored.volume_name == volume) else { return };
+    let name = &restored.persistent_volume_claim;
+    let Some(claim) = observed.claims.get(name).filter(|claim| volumes::is_own(observed, claim)) else { return };
+    let label = names::label_value(observed.target());
+    let label = json!({"metadata": {"labels": {persistent_state::LABEL: label}}});
+    if !observed.states.iter().any(|state| state.metadata.uid == claim.metadata.uid) {
+        effects.push(Effect::merge(Kind::Claim, &claim.metadata, label));
+    }
+    for former in observed.states.iter().filter(|state| state.metadata.uid != claim.metadata.uid) {
+        // Without the mark virt-controller may not delete it. With its label it is found again.
+        let mark = json!({"metadata": {"annotations": {annotation::REPLACED_BY: observed.id()}}});
+        effects.push(Effect::merge(Kind::Claim, &former.metadata, mark));
+        effects.push(Effect::delete(Kind::Claim, &former.metadata));
+    }
+}
+
+/// Deletes the DataVolumes of the VM's former templates.
+fn delete_data_volumes(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
+    let deleted = observed.status().deleted_data_volumes;
+    let former = deleted.iter().filter_map(|name| observed.data_volumes.get(name));
+    for volume in former.filter(|volume| owner::is_controlled_by(&volume.metadata, vm)) {
+        if volume.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let [(key, name), _] = marks(observed);
+        let mark = json!({"metadata": {"annotations": {key: name}}});
+        effects.push(Effect::merge(Kind::DataVolume, &volume.metadata, mark));
+        effects.push(Effect::delete(Kind::DataVolume, &volume.metadata));
+    }
+}

@@ -1,0 +1,357 @@
+//! Restores: a VM gets the spec and the disks that it had at a snapshot, or a new VM is made from it.
+//!
+//! Start with [`decide`]; `controller.rs` holds the watches, `readiness.rs` the wait for the guest's end, `volumes.rs` the claims,
+//! `target.rs` the VM, `finish.rs` what follows its change, `status.rs` the conditions.
+//!
+//! ```text
+//!          guest ended,       lease       claims named   claims bound, or      VM changed
+//!          snapshot ready     taken       in the status  wait for a consumer   or created
+//!  (new) ──────────────> ready ──> locked ──────> named ───────────────> made ──────────> done ──> complete
+//!    │                     │          │             │                     │               owners, state, old disks, lease
+//!    └─────────────────────┴──────────┴─────────────┴─────────────────────┴──> failed
+//!                                                        new claims deleted, lease released
+//! ```
+//! One write makes the restore irrevocable: that of the VM, which has the annotation with the UID of the restore from then on. Until
+//! then a failed or deleted restore leaves the VM as it was. With policy `InPlace` the first deleted claim is that point: its content is
+//! in the snapshot only, so that such a restore never gives up. Each step is read from objects, so that virt-controller can be killed
+//! between any two writes.
+
+mod controller;
+mod finish;
+mod readiness;
+mod status;
+mod target;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use api::{
+    VirtualMachine, VirtualMachineInstance, VmOperation,
+    cdi::DataVolume,
+    constants::{annotation, finalizer},
+    snapshot::{
+        VirtualMachineSnapshot,
+        content::{SourceVirtualMachine, VirtualMachineSnapshotContent},
+        phase,
+        restore::{VirtualMachineRestore, VirtualMachineRestoreStatus},
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+pub(crate) use self::{controller::Restores, target::DROPPED};
+use self::{status::Shown, volumes::Progress};
+use crate::{
+    resources::{
+        claims::CachedClaim, instancetype_revisions::InstancetypeRevision, snapshots::CachedSnapshot,
+        storage_classes::CachedStorageClass,
+    },
+    runtime::{Decision, Effect, Failure, Kind},
+};
+
+/// Refusals in a row after which a restore fails: about three minutes.
+const ATTEMPTS: u32 = 8;
+/// Reason under which refused writes are remembered.
+const REFUSED: &str = "RestoreRefused";
+/// Time between two looks at claims that are made or deleted.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Everything that a decision about a restore depends on.
+pub(crate) struct Observed {
+    /// The restore.
+    pub restore: Arc<VirtualMachineRestore>,
+    /// Its target.
+    pub vm: Option<Arc<VirtualMachine>>,
+    /// The VMI of the target's name.
+    pub vmi: Option<Arc<VirtualMachineInstance>>,
+    /// The snapshot.
+    pub snapshot: Option<Arc<VirtualMachineSnapshot>>,
+    /// Its content.
+    pub content: Option<Arc<VirtualMachineSnapshotContent>>,
+    /// The volume snapshots of the content.
+    pub volume_snapshots: BTreeMap<String, Arc<CachedSnapshot>>,
+    /// Claims of the content and of the restore.
+    pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// Claims with the state of the target.
+    pub states: Vec<Arc<CachedClaim>>,
+    /// DataVolumes of these claims, and those that the restore replaces.
+    pub data_volumes: BTreeMap<String, Arc<DataVolume>>,
+    /// Storage classes of the claims.
+    pub classes: BTreeMap<String, Arc<CachedStorageClass>>,
+    /// Copies of instance type and preference that the snapshot keeps, and those of the target.
+    pub revisions: BTreeMap<String, Arc<InstancetypeRevision>>,
+    /// The last write that was refused.
+    pub failure: Option<Failure>,
+    /// The current time.
+    pub now: Timestamp,
+}
+
+/// The state to show, and the writes before and after it is shown.
+#[derive(Debug, Default)]
+struct Step {
+    shown: Option<Shown>,
+    before: Vec<Effect>,
+    after: Vec<Effect>,
+    wake: Option<Duration>,
+}
+
+impl Step {
+    fn show(shown: Shown) -> Self {
+        Self { shown: Some(shown), ..Self::default() }
+    }
+
+    fn before(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
+        self.before.extend(effects);
+        self
+    }
+
+    fn after(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
+        self.after.extend(effects);
+        self
+    }
+
+    fn wake(self, time: Duration) -> Self {
+        Self { wake: Some(time), ..self }
+    }
+}
+
+/// The snapshot of a restore, ready to be restored.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    snapshot: &'a VirtualMachineSnapshot,
+    content: &'a VirtualMachineSnapshotContent,
+    vm: &'a SourceVirtualMachine,
+}
+
+impl Observed {
+    /// Returns the text by which objects name the restore.
+    fn id(&self) -> String {
+        let text = |part: &Option<String>| part.clone().unwrap_or_default();
+        format!("{}-{}", text(&self.restore.metadata.name), text(&self.restore.metadata.uid))
+    }
+
+    fn namespace(&self) -> &str {
+        self.restore.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    fn target(&self) -> &str {
+        &self.restore.spec.target.name
+    }
+
+    fn status(&self) -> VirtualMachineRestoreStatus {
+        self.restore.status.clone().unwrap_or_default()
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.restore.spec.volume_restore_policy.as_deref() == Some("InPlace")
+    }
+
+    /// Returns true if this restore has changed or created the VM.
+    fn is_done(&self) -> bool {
+        let annotations = self.vm.as_ref().and_then(|vm| vm.metadata.annotations.as_ref());
+        annotations.and_then(|all| all.get(annotation::LAST_RESTORE)).is_some_and(|id| *id == self.id())
+    }
+
+    /// Returns the release of the lease, if the restore holds it. A memory dump is no state that a snapshot restores.
+    fn release(&self, forgets_dump: bool) -> Result<Option<Effect>, serde_json::Error> {
+        let Some(vm) = self.vm.as_deref() else { return Ok(None) };
+        let mut wanted = vm.clone();
+        let status = wanted.status.get_or_insert_default();
+        if !status.is_held_by(&self.restore.metadata) {
+            return Ok(None);
+        }
+        status.release(self.restore.metadata.uid.as_deref().unwrap_or_default());
+        if forgets_dump {
+            status.memory_dump_request = None;
+        }
+        Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))
+    }
+
+    fn patch_finalizers(&self, finalizers: &[&str]) -> Effect {
+        let others = self.restore.metadata.finalizers.iter().flatten().map(String::as_str);
+        let all: Vec<&str> =
+            others.filter(|name| *name != finalizer::RESTORE).chain(finalizers.iter().copied()).collect();
+        Effect::merge(Kind::VmRestore, &self.restore.metadata, json!({"metadata": {"finalizers": all}}))
+    }
+
+    fn is_held_back(&self) -> bool {
+        self.restore.metadata.finalizers.iter().flatten().any(|name| name == finalizer::RESTORE)
+    }
+}
+
+/// Decides about a restore.
+pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
+    let mut decision = Decision::settled();
+    let step = next(observed)?;
+    decision.effects.extend(step.before);
+    if let Some(shown) = step.shown {
+        status::show(observed, &shown, &mut decision)?;
+    }
+    decision.effects.extend(step.after);
+    step.wake.into_iter().for_each(|time| decision.wake(time));
+    Ok(decision)
+}
+
+fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
+    if observed.restore.metadata.deletion_timestamp.is_some() {
+        return ending(observed);
+    }
+    if observed.restore.is_final() {
+        return Ok(Step::default().before(observed.release(false)?));
+    }
+    if observed.restore.status.is_none() || !observed.is_held_back() {
+        let hold = (!observed.is_held_back()).then(|| observed.patch_finalizers(&[finalizer::RESTORE]));
+        return Ok(Step::show(Shown::works(
+            "Initializing VirtualMachineRestore",
+            "Initializing VirtualMachineRestore",
+        ))
+        .before(hold));
+    }
+    if let Some(failure) = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED) {
+        if failure.attempts >= ATTEMPTS && may_fail(observed) {
+            return failed(observed, &failure.message);
+        }
+        if failure.blocks(observed.now) {
+            let wait = failure.remaining(observed.now);
+            return Ok(Step::show(Shown::error(&failure.message)).wake(wait));
+        }
+    }
+    if observed.is_done() {
+        return finish::step(observed);
+    }
+    prepare(observed)
+}
+
+/// Returns true if the VM is as it was before the restore.
+fn may_fail(observed: &Observed) -> bool {
+    !observed.is_done() && !(observed.is_in_place() && volumes::is_begun(observed))
+}
+
+/// Waits for the guest's end and for the snapshot, and takes the lease.
+fn prepare(observed: &Observed) -> Result<Step, serde_json::Error> {
+    if is_foreign(observed) {
+        let text = "restore source and restore target are different but restore target already exists";
+        return failed(observed, text);
+    }
+    if let Some(vmi) = observed.vmi.as_deref() {
+        return readiness::step(observed, vmi);
+    }
+    let source = match source(observed) {
+        Ok(source) => source,
+        Err(Hindrance::Passing(text)) => return Ok(Step::show(Shown::error(&text))),
+        Err(Hindrance::Final(text)) => return failed(observed, &text),
+    };
+    if let Some(vm) = observed.vm.as_deref() {
+        if vm.metadata.deletion_timestamp.is_some() {
+            return Ok(Step::show(Shown::waits("restore target is being deleted")));
+        }
+        let mut wanted = vm.clone();
+        let status = wanted.status.get_or_insert_default();
+        if !status.is_held_by(&observed.restore.metadata) {
+            if let Err(holder) = status.take(VmOperation::Restore, &observed.restore.metadata, &Time(observed.now)) {
+                // The VM wakes the restore when the lease is free.
+                return Ok(Step::show(Shown::waits(&holder.holder())));
+            }
+            let take = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?;
+            return Ok(Step::default().before(take.map(|take| take.refused_as(REFUSED))));
+        }
+    }
+    restore(observed, source)
+}
+
+/// Returns true if the target exists and is not the VM of the snapshot. One that runs is not waited for.
+fn is_foreign(observed: &Observed) -> bool {
+    let status = observed.snapshot.as_ref().and_then(|snapshot| snapshot.status.as_ref());
+    let Some((vm, status)) = observed.vm.as_ref().zip(status) else { return false };
+    let is_known = status.source_uid.is_some() || status.ready_to_use == Some(true);
+    is_known && vm.metadata.uid != status.source_uid
+}
+
+/// Names the claims, makes them, and then changes or creates the VM.
+fn restore(observed: &Observed, source: Source<'_>) -> Result<Step, serde_json::Error> {
+    let working = Shown::works("Creating new PVCs", "Waiting for new PVCs");
+    let named = match volumes::named(observed, source) {
+        Ok(named) => named,
+        Err(text) => return failed(observed, &text),
+    };
+    if observed.status().restores != named.restores {
+        return Ok(Step::show(working.naming(named)));
+    }
+    match volumes::progress(observed, source)? {
+        Progress::Failed(text) if may_fail(observed) => failed(observed, &text),
+        Progress::Failed(text) | Progress::Hindered(text) => Ok(Step::show(Shown::error(&text))),
+        Progress::Works(effects) => Ok(Step::show(working).after(effects).wake(RETRY)),
+        Progress::Made => match target::effects(observed, source)? {
+            Ok(effects) => {
+                let updating = Shown::works("Updating target spec", "Waiting for target update");
+                Ok(Step::show(updating).after(effects))
+            }
+            Err(text) if may_fail(observed) => failed(observed, &text),
+            Err(text) => Ok(Step::show(Shown::error(&text))),
+        },
+    }
+}
+
+/// A reason why a snapshot cannot be restored.
+enum Hindrance {
+    /// It may go away.
+    Passing(String),
+    /// It stays.
+    Final(String),
+}
+
+/// Returns the snapshot with its content.
+fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
+    let name = &observed.restore.spec.virtual_machine_snapshot_name;
+    let Some(snapshot) = observed.snapshot.as_deref() else {
+        return Err(Hindrance::Passing(format!("VMSnapshot {name} does not exist")));
+    };
+    if snapshot.is_in(phase::FAILED) {
+        return Err(Hindrance::Final(format!("VMSnapshot {name} failed and is invalid to use")));
+    }
+    let not_ready = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} not ready"));
+    if snapshot.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) {
+        return Err(not_ready("VMSnapshot", name));
+    }
+    let Some(content) = observed.content.as_deref() else {
+        let content = snapshot.content_name();
+        return Err(Hindrance::Passing(format!("VMSnapshotContent {content} does not exist")));
+    };
+    if content.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) {
+        return Err(not_ready("VMSnapshotContent", &snapshot.content_name()));
+    }
+    match &content.spec.source.virtual_machine {
+        Some(vm) if vm.spec.is_some() => Ok(Source { snapshot, content, vm }),
+        _ => Err(Hindrance::Final("unexpected snapshot source".to_owned())),
+    }
+}
+
+/// Ends a restore that leaves the VM as it was.
+fn failed(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
+    Ok(Step::show(Shown::failed(text)).before(volumes::clean_up(observed)).before(observed.release(false)?))
+}
+
+/// Ends a restore that was deleted.
+fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
+    if !observed.is_held_back() {
+        return Ok(Step::default());
+    }
+    let step = Step::show(Shown::ends("VM restore is deleting"));
+    let step = if observed.restore.is_final() {
+        step
+    } else if observed.is_done() {
+        step.before(finish::effects(observed))
+    } else {
+        step.before(volumes::clean_up(observed))
+    };
+    Ok(step.before(observed.release(observed.is_done())?).after([observed.patch_finalizers(&[])]))
+}
+
+/// Returns the mark of objects that this restore makes or replaces.
+fn marks(observed: &Observed) -> [(&'static str, Value); 2] {
+    let name = observed.restore.metadata.name.as_deref().unwrap_or_default();
+    [(annotation::RESTORE, json!(name)), (annotation::LAST_RESTORE, json!(observed.id()))]
+}

@@ -1,0 +1,139 @@
+//! Tests of the ends of restores, and of claims that are replaced.
+
+use api::constants::event;
+
+use super::*;
+
+/// Returns a restore whose VM is restored already.
+fn done() -> Observed {
+    let mut observed = observed(&named());
+    observed.claims = bound();
+    observed.vm = Some(vm(&json!({"metadata": {"annotations": {"restore.kubevirt.io/lastRestoreUID": ID}}})));
+    observed
+}
+
+#[test]
+fn restored_vm_loses_its_former_disks_and_the_lease() {
+    let mut observed = done();
+    let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid", "controller": true}]);
+    let volume = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+        "metadata": {"name": "root", "namespace": "n", "ownerReferences": owner}, "spec": {},
+    });
+    observed.data_volumes = [("root".to_owned(), object(volume, &json!({})))].into();
+    assert_eq!(
+        lines(&observed),
+        [
+            "patch DataVolume root",
+            "delete DataVolume root",
+            "patch VirtualMachine v status",
+            "patch VirtualMachineRestore r status",
+        ]
+    );
+    let status = patch(&observed, Kind::VmRestore, Some("status"))["status"].clone();
+    assert_eq!((&status["complete"], &status["restoreTime"]), (&json!(true), &json!("2030-01-01T00:01:00Z")));
+    assert_eq!(texts(&observed)[..2], ["False Operation complete", "True Operation complete"]);
+    // Whatever is refused from now on is tried again.
+    observed.failure =
+        Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: observed.now, attempts: 99 });
+    assert_eq!(texts(&observed)[1], "True Operation complete");
+}
+
+#[test]
+fn restored_state_replaces_the_former_one() {
+    let mut observed = done();
+    let mut status = named();
+    status["status"]["restores"].as_array_mut().unwrap().push(json!({
+        "volumeName": "persistent-state-for-v", "persistentVolumeClaim": "state-2", "volumeSnapshotName": "snap-state",
+    }));
+    observed.restore = restore(&status);
+    let labelled = json!({"metadata": {"labels": {"persistent-state-for": "v"}}});
+    let former = claim("state-1", "Bound", &labelled);
+    observed.claims.extend([claim("state-2", "Bound", &own())]);
+    observed.states = vec![former.1];
+    assert_eq!(
+        lines(&observed)[..3],
+        [
+            "patch PersistentVolumeClaim state-2",
+            "patch PersistentVolumeClaim state-1",
+            "delete PersistentVolumeClaim state-1"
+        ]
+    );
+}
+
+#[test]
+fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
+    let mut status = named();
+    status["spec"] = json!({"volumeRestorePolicy": "InPlace"});
+    for (index, name) in ["root", "data"].into_iter().enumerate() {
+        status["status"]["restores"][index]["persistentVolumeClaim"] = json!(name);
+    }
+    status["status"]["restores"][0]["dataVolumeName"] = json!("root");
+    let mut observed = observed(&status);
+    let owned = json!({"metadata": {"ownerReferences": [{
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "root", "uid": "dv", "controller": true}]}});
+    observed.claims = [claim("root", "Bound", &owned), claim("data", "Bound", &json!({}))].into();
+    let volume = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "metadata": {"name": "root", "namespace": "n"}, "spec": {}});
+    observed.data_volumes = [("root".to_owned(), object(volume, &json!({})))].into();
+    assert_eq!(
+        lines(&observed)[1..],
+        [
+            "patch DataVolume root",
+            "patch PersistentVolumeClaim root",
+            "delete PersistentVolumeClaim root",
+            "patch PersistentVolumeClaim data",
+            "delete PersistentVolumeClaim data",
+        ]
+    );
+    let refused = |observed: &mut Observed| {
+        let failure = Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: observed.now, attempts: 99 };
+        observed.failure = Some(failure);
+        texts(observed)[2].clone()
+    };
+    assert_eq!(refused(&mut observed), "True denied");
+    // One is gone: its content is in the snapshot only.
+    observed.claims.remove("root");
+    assert_eq!(refused(&mut observed), "");
+    observed.failure = None;
+    observed.volume_snapshots.remove("snap-data");
+    assert_eq!(texts(&observed)[0], "False VolumeSnapshot missing snap-data");
+    assert!(!lines(&observed).iter().any(|line| line.starts_with("delete") || line.starts_with("create")));
+}
+
+#[test]
+fn refusals_are_shown_and_end_the_restore_when_they_stay() {
+    let mut observed = observed(&named());
+    observed.claims = bound();
+    for (attempts, wait, failed) in [(1, 10, false), (ATTEMPTS, 10, true), (ATTEMPTS, 0, true)] {
+        let retry_at = observed.now + jiff::SignedDuration::from_secs(wait);
+        observed.failure = Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at, attempts });
+        assert_eq!(texts(&observed)[0], "False denied");
+        assert_eq!(texts(&observed)[2] == "True denied", failed, "{attempts}");
+    }
+    observed.failure =
+        Some(Failure { reason: event::FAILED_CREATE, message: "x".to_owned(), retry_at: observed.now, attempts: 99 });
+    assert_eq!(texts(&observed)[0], "True Updating target spec");
+}
+
+#[test]
+fn deleted_restore_leaves_the_vm_as_it_was_or_complete() {
+    let deleted = |mut observed: Observed, status: Value| {
+        let mut change = named();
+        json_patch::merge(
+            &mut change,
+            &json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}, "status": status}),
+        );
+        observed.restore = restore(&change);
+        lines(&observed)
+    };
+    let mut made = observed(&json!({}));
+    made.claims = bound();
+    let ends = ["patch VirtualMachineRestore r status", "patch VirtualMachineRestore r"];
+    let claims = ["root", "data"].map(|name| format!("delete PersistentVolumeClaim restore-restore-uid-{name}"));
+    let lease = ["patch VirtualMachine v status".to_owned()];
+    assert_eq!(deleted(made, json!({})), [&claims[..], &lease, &ends.map(str::to_owned)].concat());
+    assert_eq!(deleted(done(), json!({})), [&lease[..], &ends.map(str::to_owned)].concat());
+    let mut complete = done();
+    complete.vm = None;
+    assert_eq!(deleted(complete, json!({"complete": true})), ends);
+}

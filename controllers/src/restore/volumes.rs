@@ -1,0 +1,425 @@
+//! The claims of a restore: their names, their creation from volume snapshots, and the replacement of former ones.
+//!
+//! ```text
+//!                                  missing ──create──> pending ──> bound, or waits for a consumer
+//!  InPlace: former claim of the name ──mark, delete──> missing
+//! ```
+
+use std::collections::BTreeMap;
+
+use api::{
+    VirtualMachineSpec,
+    cdi::{annotation as cdi, label},
+    constants::{annotation, label as own},
+    hotplug::dump_claim,
+    names, persistent_state, quantity,
+    snapshot::{
+        content::{SourceVirtualMachine, VolumeBackup},
+        restore::{VolumeRestore, VolumeRestoreOverride},
+    },
+    vmi::volumes::PersistentVolumeClaimVolumeSource,
+};
+use k8s_openapi::{
+    api::core::v1::{
+        PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference, TypedObjectReference,
+        VolumeResourceRequirements,
+    },
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
+use serde_json::json;
+
+use super::{Observed, REFUSED, Source, marks};
+use crate::{
+    resources::{claims::CachedClaim, vms::templated},
+    runtime::{Effect, Kind},
+};
+
+/// Resource of claims.
+const STORAGE: &str = "storage";
+/// Prefixes of annotations that a restored claim does not get: its controllers write them.
+const DROPPED: [&str; 7] = [
+    "pv.kubernetes.io",
+    "volume.beta.kubernetes.io",
+    "cdi.kubevirt.io",
+    "volume.kubernetes.io",
+    "k8s.io/CloneRequest",
+    "k8s.io/CloneOf",
+    "ferrovirt.io",
+];
+/// API group of volume snapshots.
+const GROUP: &str = "snapshot.storage.k8s.io";
+/// Longest name of a claim with the name of its target.
+const PREFIXED: usize = 63;
+
+/// The claims that a restore makes, and the DataVolumes that it deletes. Recorded before the first write.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Named {
+    pub restores: Vec<VolumeRestore>,
+    pub deleted: Vec<String>,
+}
+
+/// The state of the claims.
+pub(super) enum Progress {
+    /// All are bound, or wait for their first consumer.
+    Made,
+    /// Writes, or nothing but time, bring it further.
+    Works(Vec<Effect>),
+    /// Something is missing that may come back.
+    Hindered(String),
+    /// It cannot be continued.
+    Failed(String),
+}
+
+/// Returns the name of the volume with the state of a captured VM.
+pub(super) fn state_volume(vm: &SourceVirtualMachine) -> String {
+    format!("{}{}", persistent_state::PREFIX, vm.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// Returns the backups of a snapshot that are restored. Memory dumps are none of the VM's disks.
+fn backups<'a>(source: Source<'a>) -> impl Iterator<Item = (&'a VolumeBackup, &'a str)> {
+    let volumes = source.vm.spec.as_ref().and_then(|spec| spec.template.spec.as_ref()).map(|spec| &spec.volumes);
+    let is_dump = move |name: &str| {
+        volumes.into_iter().flatten().any(|volume| volume.name == name && dump_claim(volume).is_some())
+    };
+    let backups = source.content.spec.volume_backups.iter().filter(move |backup| !is_dump(&backup.volume_name));
+    backups.filter_map(|backup| Some((backup, backup.volume_snapshot_name.as_deref()?)))
+}
+
+/// Returns the record of the claims, or why there is none. What was recorded stays.
+pub(super) fn named(observed: &Observed, source: Source<'_>) -> Result<Named, String> {
+    let status = observed.status();
+    if !status.restores.is_empty() {
+        return Ok(Named { restores: status.restores, deleted: status.deleted_data_volumes });
+    }
+    let mut restores: Vec<VolumeRestore> = Vec::new();
+    for (backup, snapshot) in backups(source) {
+        let claim = claim_name(observed, source, backup);
+        // Two volumes with one claim would be restored over each other.
+        if restores.iter().any(|other| other.persistent_volume_claim == claim) {
+            return Err(format!("two volumes of the snapshot would be restored as PVC {claim}"));
+        }
+        restores.push(VolumeRestore {
+            data_volume_name: data_volume(observed, source, backup, &claim),
+            persistent_volume_claim: claim,
+            volume_name: backup.volume_name.clone(),
+            volume_snapshot_name: snapshot.to_owned(),
+        });
+    }
+    let mut spec = source.vm.spec.clone().unwrap_or_default();
+    rename(&mut spec, &restores);
+    let kept: Vec<&str> =
+        spec.data_volume_templates.iter().filter_map(|known| known.metadata.name.as_deref()).collect();
+    let former = observed.vm.iter().flat_map(|vm| templated(vm));
+    let deleted = former.filter(|name| !kept.contains(name)).map(str::to_owned).collect();
+    Ok(Named { restores, deleted })
+}
+
+/// Returns the name of the claim of a volume.
+fn claim_name(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> String {
+    let volume = &backup.volume_name;
+    let spec = &observed.restore.spec;
+    let overridden = spec.volume_restore_overrides.iter().find(|change| change.volume_name.as_ref() == Some(volume));
+    let named = overridden.and_then(|change| change.restore_name.clone()).filter(|name| !name.is_empty());
+    if let Some(name) = named {
+        return name;
+    }
+    let original = backup.persistent_volume_claim.metadata.name.clone().unwrap_or_default();
+    match spec.volume_restore_policy.as_deref() {
+        // Its state stays until the VM is restored.
+        Some("InPlace") if *volume != state_volume(source.vm) => original,
+        Some("PrefixTargetName") => names::shortened(&format!("{}-{volume}", observed.target()), PREFIXED),
+        _ => names::object_name(
+            &format!("restore-{}-{volume}", observed.restore.metadata.uid.as_deref().unwrap_or_default()),
+            "",
+        ),
+    }
+}
+
+/// Returns the DataVolume of a restored claim: one of the VM's templates, or the one that controls the claim that is replaced.
+fn data_volume(observed: &Observed, source: Source<'_>, backup: &VolumeBackup, claim: &str) -> Option<String> {
+    let spec = source.vm.spec.as_ref()?;
+    let volumes = spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    let named =
+        volumes.filter(|volume| volume.name == backup.volume_name).find_map(|volume| volume.data_volume.as_ref());
+    let mut templates = spec.data_volume_templates.iter();
+    let is_templated =
+        named.is_some_and(|named| templates.any(|known| known.metadata.name.as_ref() == Some(&named.name)));
+    let replaced = || observed.claims.get(claim)?.data_volume().filter(|_| observed.is_in_place());
+    if is_templated { Some(claim.to_owned()) } else { replaced().map(|(name, _)| name.to_owned()) }
+}
+
+/// Replaces the claims in a captured spec by the restored ones. Volumes without one stay, and memory dumps go.
+pub(super) fn rename(spec: &mut VirtualMachineSpec, restores: &[VolumeRestore]) {
+    let Some(template) = &mut spec.template.spec else { return };
+    template.volumes.retain(|volume| dump_claim(volume).is_none());
+    for volume in &mut template.volumes {
+        let Some(restored) = restores.iter().find(|restored| restored.volume_name == volume.name) else { continue };
+        if let Some(claim) = &mut volume.persistent_volume_claim {
+            claim.claim_name.clone_from(&restored.persistent_volume_claim);
+        }
+        let Some(source) = &mut volume.data_volume else { continue };
+        match &restored.data_volume_name {
+            Some(name) => {
+                let mut templates = spec.data_volume_templates.iter_mut();
+                let template = templates.find(|known| known.metadata.name.as_ref() == Some(&source.name));
+                if let Some(template) = template {
+                    template.metadata.name = Some(name.clone());
+                }
+                source.name.clone_from(name);
+            }
+            None => {
+                let claim = PersistentVolumeClaimVolumeSource {
+                    claim_name: restored.persistent_volume_claim.clone(),
+                    hotpluggable: source.hotpluggable,
+                    read_only: false,
+                };
+                (volume.data_volume, volume.persistent_volume_claim) = (None, Some(claim));
+            }
+        }
+    }
+}
+
+/// Returns true if this restore made the claim.
+pub(super) fn is_own(observed: &Observed, claim: &CachedClaim) -> bool {
+    annotated(claim, annotation::LAST_RESTORE).is_some_and(|id| *id == observed.id())
+}
+
+fn annotated<'a>(claim: &'a CachedClaim, key: &str) -> Option<&'a String> {
+    claim.metadata.annotations.as_ref()?.get(key)
+}
+
+/// Returns true if a claim was deleted to be replaced.
+pub(super) fn is_begun(observed: &Observed) -> bool {
+    let restores = observed.status().restores;
+    let claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    let mut claims =
+        claims.map(|claim| claim.map(|claim| (is_own(observed, claim), annotated(claim, annotation::REPLACED_BY))));
+    // One that is missing counts: it was deleted, or is not made yet, and failing would not bring it back.
+    claims.any(|claim| claim.is_none_or(|(is_own, replaced)| is_own || replaced.is_some()))
+}
+
+/// Deletes the claims of a restore that leaves the VM as it was.
+pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
+    // The former content is in the snapshot only.
+    if observed.is_in_place() {
+        return Vec::new();
+    }
+    let restores = observed.status().restores;
+    let claims = restores.iter().filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    let own = claims.filter(|claim| is_own(observed, claim) && claim.metadata.deletion_timestamp.is_none());
+    own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED)).collect()
+}
+
+/// Returns the state of the claims, and the next writes.
+pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progress, serde_json::Error> {
+    let (mut effects, mut waits) = (Vec::new(), false);
+    let restores = observed.status().restores;
+    // All snapshots must be there before the first claim is replaced.
+    for restored in &restores {
+        let name = &restored.volume_snapshot_name;
+        let is_made =
+            observed.claims.get(&restored.persistent_volume_claim).is_some_and(|claim| is_own(observed, claim));
+        match observed.volume_snapshots.get(name) {
+            _ if is_made => {}
+            None => return Ok(Progress::Hindered(format!("VolumeSnapshot missing {name}"))),
+            Some(snapshot) if !snapshot.ready => {
+                return Ok(Progress::Hindered(format!("VolumeSnapshot {name} not ready")));
+            }
+            Some(_) => {}
+        }
+    }
+    for restored in &restores {
+        let name = &restored.persistent_volume_claim;
+        let path = format!("{}/{name}", observed.namespace());
+        match observed.claims.get(name) {
+            Some(claim) if is_own(observed, claim) => match claim.phase.as_str() {
+                _ if claim.metadata.deletion_timestamp.is_some() => waits = true,
+                "Lost" => return Ok(Progress::Failed(format!("PVC {path} in status \"Lost\""))),
+                "Bound" => {}
+                _ => waits |= !awaits_consumer(observed, claim),
+            },
+            Some(claim) if observed.is_in_place() && is_original(source, restored) => match replace(observed, claim) {
+                Ok(writes) => {
+                    effects.extend(writes);
+                    waits = true;
+                }
+                Err(text) => return Ok(Progress::Hindered(text)),
+            },
+            Some(_) => return Ok(Progress::Failed(format!("PVC {path} exists and does not belong to this restore"))),
+            None => {
+                let Some((backup, _)) = backups(source).find(|(backup, _)| backup.volume_name == restored.volume_name)
+                else {
+                    return Ok(Progress::Failed(format!("volume {} is not in the snapshot", restored.volume_name)));
+                };
+                let claim = render(observed, source, restored, backup);
+                effects.push(Effect::create(Kind::Claim, Some(observed.namespace()), &claim)?.refused_as(REFUSED));
+                waits = true;
+            }
+        }
+    }
+    Ok(if waits { Progress::Works(effects) } else { Progress::Made })
+}
+
+/// Returns true if the claim is bound when a pod uses it.
+fn awaits_consumer(observed: &Observed, claim: &CachedClaim) -> bool {
+    let class = claim.storage_class.as_ref().and_then(|name| observed.classes.get(name));
+    class.is_some_and(|class| class.is_late)
+}
+
+/// Returns true if a volume gets back the claim that it had.
+fn is_original(source: Source<'_>, restored: &VolumeRestore) -> bool {
+    let mut backups = source.content.spec.volume_backups.iter();
+    backups.any(|backup| {
+        backup.volume_name == restored.volume_name
+            && backup.persistent_volume_claim.metadata.name.as_ref() == Some(&restored.persistent_volume_claim)
+    })
+}
+
+/// Keeps the DataVolume of a claim from filling a new one, marks the claim and deletes it.
+fn replace(observed: &Observed, claim: &CachedClaim) -> Result<Vec<Effect>, String> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Ok(Vec::new());
+    }
+    if claim.populating {
+        return Err(format!("PVC {name} is being filled"));
+    }
+    let mut effects = Vec::new();
+    let [(key, restore), _] = marks(observed);
+    let controller = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
+    if let Some(volume) = controller {
+        let annotations = volume.metadata.annotations.as_ref();
+        let wanted = json!({cdi::PRE_POPULATED: name, key: restore});
+        if annotations.is_none_or(|all| !all.contains_key(cdi::PRE_POPULATED) || !all.contains_key(key)) {
+            let patch = json!({"metadata": {"annotations": wanted}});
+            effects.push(Effect::merge(Kind::DataVolume, &volume.metadata, patch).refused_as(REFUSED));
+        }
+    }
+    // By its name the end of the claim wakes the restore.
+    let mark = json!({"metadata": {"annotations": {annotation::REPLACED_BY: observed.id(), key: restore}}});
+    effects.push(Effect::merge(Kind::Claim, &claim.metadata, mark).refused_as(REFUSED));
+    effects.push(Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED));
+    Ok(effects)
+}
+
+/// Renders a claim.
+fn render(
+    observed: &Observed,
+    source: Source<'_>,
+    restored: &VolumeRestore,
+    backup: &VolumeBackup,
+) -> PersistentVolumeClaim {
+    let of = &backup.persistent_volume_claim;
+    let (owner, owned_later) = owner(observed, source, restored, backup);
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(restored.persistent_volume_claim.clone()),
+            namespace: observed.restore.metadata.namespace.clone(),
+            labels: Some(labels(observed, source, backup)),
+            annotations: Some(annotations(observed, restored, backup, owned_later)),
+            owner_references: owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec(observed, restored, &of.spec.clone().unwrap_or_default())),
+        status: None,
+    }
+}
+
+/// Returns the owner of a claim, and true if the VM becomes it once it exists. Claims of DataVolumes are taken over by these.
+fn owner(
+    observed: &Observed,
+    source: Source<'_>,
+    restored: &VolumeRestore,
+    backup: &VolumeBackup,
+) -> (Option<OwnerReference>, bool) {
+    let policy = observed.restore.spec.volume_ownership_policy.as_deref();
+    if restored.data_volume_name.is_some() || policy == Some("None") {
+        return (None, false);
+    }
+    if let Some(vm) = observed.vm.as_deref() {
+        return (Some(Kind::VirtualMachine.owner_reference(&vm.metadata)), false);
+    }
+    let former = &source.vm.metadata;
+    let is_former = |owner: &OwnerReference| {
+        owner.kind == Kind::VirtualMachine.kind()
+            && former.name.as_ref() == Some(&owner.name)
+            && former.uid.as_ref() == Some(&owner.uid)
+    };
+    (None, backup.persistent_volume_claim.metadata.owner_references.iter().flatten().any(is_former))
+}
+
+fn labels(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> BTreeMap<String, String> {
+    let mut labels = backup.persistent_volume_claim.metadata.labels.clone().unwrap_or_default();
+    labels.extend(overridden(observed, backup).flat_map(|change| change.labels.clone()));
+    labels.retain(|key, _| ![persistent_state::LABEL, label::OWNED_BY].contains(&key.as_str()) && !is_reserved(key));
+    let text = |part: &Option<String>| names::label_value(part.as_deref().unwrap_or_default());
+    let of = &source.vm.metadata;
+    labels.insert(own::RESTORE_SOURCE.to_owned(), text(&of.name));
+    labels.insert(own::RESTORE_SOURCE_NAMESPACE.to_owned(), text(&of.namespace));
+    labels
+}
+
+fn annotations(
+    observed: &Observed,
+    restored: &VolumeRestore,
+    backup: &VolumeBackup,
+    owned_later: bool,
+) -> BTreeMap<String, String> {
+    let former = backup.persistent_volume_claim.metadata.annotations.iter().flatten();
+    let kept =
+        former.filter(|(key, _)| *key == cdi::CONTENT_TYPE || !DROPPED.iter().any(|prefix| key.starts_with(prefix)));
+    let mut annotations: BTreeMap<String, String> = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
+    annotations.extend(overridden(observed, backup).flat_map(|change| change.annotations.clone()));
+    annotations.retain(|key, _| !is_reserved(key));
+    let name = observed.restore.metadata.name.clone().unwrap_or_default();
+    annotations.insert(annotation::RESTORE.to_owned(), name.clone());
+    annotations.insert(annotation::LAST_RESTORE.to_owned(), observed.id());
+    if let Some(volume) = &restored.data_volume_name {
+        annotations.insert(cdi::POPULATED_FOR.to_owned(), volume.clone());
+    }
+    if owned_later {
+        annotations.insert(annotation::OWNED_BY_VM.to_owned(), name);
+    }
+    annotations
+}
+
+/// Returns true for a key that only controllers write. Admission refuses it in overrides.
+fn is_reserved(key: &str) -> bool {
+    key.starts_with("ferrovirt.io/") || cdi::RESERVED.contains(&key)
+}
+
+fn overridden<'a>(observed: &'a Observed, backup: &'a VolumeBackup) -> impl Iterator<Item = &'a VolumeRestoreOverride> {
+    let changes = observed.restore.spec.volume_restore_overrides.iter();
+    changes.filter(|change| change.volume_name.as_ref() == Some(&backup.volume_name))
+}
+
+/// Returns the spec of a claim: size, class and modes of the former one, the content of the snapshot. Nothing else is taken over: a
+/// volume name or a selector would give the claim another volume.
+fn spec(
+    observed: &Observed,
+    restored: &VolumeRestore,
+    former: &PersistentVolumeClaimSpec,
+) -> PersistentVolumeClaimSpec {
+    let snapshot = observed.volume_snapshots.get(&restored.volume_snapshot_name);
+    let requests = former.resources.as_ref().and_then(|resources| resources.requests.clone());
+    let mut requests = requests.unwrap_or_default();
+    let least = snapshot.and_then(|snapshot| snapshot.restore_size).unwrap_or(0);
+    if requests.get(STORAGE).and_then(|size| quantity::units(size).ok()).is_none_or(|size| size < least) {
+        requests.insert(STORAGE.to_owned(), quantity::bytes(least));
+    }
+    let (kind, name) = ("VolumeSnapshot".to_owned(), restored.volume_snapshot_name.clone());
+    let api_group = Some(GROUP.to_owned());
+    PersistentVolumeClaimSpec {
+        access_modes: former.access_modes.clone(),
+        resources: Some(VolumeResourceRequirements { requests: Some(requests), limits: None }),
+        storage_class_name: former.storage_class_name.clone(),
+        volume_mode: former.volume_mode.clone(),
+        data_source: Some(TypedLocalObjectReference {
+            api_group: api_group.clone(),
+            kind: kind.clone(),
+            name: name.clone(),
+        }),
+        data_source_ref: Some(TypedObjectReference { api_group, kind, name, namespace: None }),
+        ..PersistentVolumeClaimSpec::default()
+    }
+}
