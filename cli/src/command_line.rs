@@ -9,8 +9,8 @@ use clap::{
 };
 
 use crate::{
-    cluster::ClusterOptions, console, create, credentials, describe, drain, error::Error, evacuation, examples, expose,
-    forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, snapshot, ssh,
+    cluster::ClusterOptions, console, copies, create, credentials, describe, drain, error::Error, evacuation, examples,
+    expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, snapshot, ssh,
     support_bundle, top, ui, usb, version, vnc, volumes,
 };
 
@@ -74,6 +74,10 @@ pub(crate) enum Command {
     MemoryDump(memory_dump::Options),
     /// Take a snapshot of a virtual machine
     Snapshot(snapshot::Options),
+    /// Give a stopped VM the state that it had at a snapshot, or create a VM from one
+    Restore(copies::RestoreOptions),
+    /// Create a copy of a VM, or of a snapshot of one
+    Clone(copies::CloneOptions),
     /// Upload an image to a DataVolume or claim; needs CDI
     ImageUpload(Box<image_upload::UploadOptions>),
     /// Change SSH keys and passwords that the guest agent sets

@@ -11,7 +11,7 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by command.
-const EXAMPLES: [(&str, Examples); 50] = [
+const EXAMPLES: [(&str, Examples); 52] = [
     (
         "create",
         &[(
@@ -146,6 +146,23 @@ const EXAMPLES: [(&str, Examples); 50] = [
         &[
             ("Take a snapshot, and wait until it can be restored", "snapshot my-vm my-snapshot --wait"),
             ("Keep the volume snapshots when the snapshot is deleted", "snapshot my-vm --retain"),
+        ],
+    ),
+    (
+        "restore",
+        &[
+            ("Stop a VM and give it its state at a snapshot", "restore my-vm my-snapshot --stop --wait"),
+            (
+                "Create another VM from the snapshot, without a fixed MAC address",
+                "restore my-copy my-snapshot --patch='{\"op\":\"remove\",\"path\":\"/spec/template/spec/domain/devices/interfaces/0/macAddress\"}'",
+            ),
+        ],
+    ),
+    (
+        "clone",
+        &[
+            ("Clone a VM, with MAC addresses and serials of its own", "clone my-vm my-copy --wait"),
+            ("Clone a snapshot", "clone my-snapshot my-copy --snapshot"),
         ],
     ),
     (

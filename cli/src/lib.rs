@@ -10,6 +10,7 @@ mod cluster;
 mod command_line;
 mod completion;
 mod console;
+mod copies;
 mod create;
 mod credentials;
 mod describe;

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use crate::{
     cluster::Connection,
     command_line::{Cli, Command, advice, definition, exit_code, parse},
-    completion, console, create, credentials, describe, drain,
+    completion, console, copies, create, credentials, describe, drain,
     error::Error,
     evacuation, expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
     output::print,
@@ -88,6 +88,8 @@ async fn execute(mut cli: Cli) -> Result<(), Error> {
                 Command::Set(command) => resize::set(&connection, &command).await,
                 Command::MemoryDump(options) => memory_dump::run(&connection, &options).await,
                 Command::Snapshot(options) => snapshot::run(&connection, &options).await,
+                Command::Restore(options) => copies::restore(&connection, &options).await,
+                Command::Clone(options) => copies::clone(&connection, &options).await,
                 Command::Expose(options) => expose::run(&connection, &options).await,
                 Command::Ui(options) => ui::run(connection, &options).await,
                 Command::PortForward(options) => forward::run(connection, &options).await,

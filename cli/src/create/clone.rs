@@ -61,7 +61,7 @@ fn reference(role: &str, kind: &str, name: &str, takes_snapshots: bool) -> Resul
 }
 
 /// Parses new MAC addresses. virtctl expects exactly one colon; here the address may have colons, too.
-fn mac_addresses(values: &[String]) -> Result<Value, Error> {
+pub(crate) fn mac_addresses(values: &[String]) -> Result<Value, Error> {
     let mut addresses = Map::new();
     for value in values {
         let wrong = |why: &str| Error::Usage(format!("newMacAddress parameter {value} {why}"));

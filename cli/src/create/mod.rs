@@ -1,6 +1,6 @@
 //! `create`: prints manifests, equal to those of virtctl. Sends no request.
 
-mod clone;
+pub(crate) mod clone;
 mod instancetype;
 mod params;
 mod preference;
