@@ -11,6 +11,7 @@ mod boot;
 mod claims;
 mod common_instancetypes;
 mod controller_rights;
+mod copies;
 mod cve_front_proxy;
 mod cve_guest_agent;
 mod cve_launcher_socket;
