@@ -3,8 +3,6 @@
 //! virt-handler sees the directory as the launcher's container does: it is the mount that kubelet made of the volume. A file is
 //! created beneath its descriptor, and only under a name that nothing has. What exists is never opened, resized or given away.
 
-use std::path::Path;
-
 use api::{VirtualMachineInstance, quantity};
 
 use crate::safe_dir::{self, Peer, SafeDir};
@@ -81,7 +79,7 @@ pub(crate) fn create(launcher: &Peer, disks: &[HostDisk], tolerance: Tolerance) 
 
 fn create_in(directory: &SafeDir, disk: &HostDisk, tolerance: Tolerance) -> Result<Option<String>, Error> {
     let failed = |source| Error::Path { volume: disk.volume.clone(), source };
-    let name = Path::new(&disk.path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = disk.path.rsplit('/').next().unwrap_or_default();
     match directory.exists(name) {
         // The launcher refuses what is no disk.
         Ok(true) | Err(safe_dir::Error::Escape(_)) => return Ok(None),

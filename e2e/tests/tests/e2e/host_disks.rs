@@ -65,7 +65,7 @@ async fn host_disks(s: &Story, node: &str, hostname: &str) -> Result<()> {
          secret root.img"
     );
     let before = on_host(s, node, &prepare).await?;
-    for (file, reason) in [("root.img", "root.img"), ("link.img", "link.img"), ("absent/../x.img", "absolute path")] {
+    for (file, reason) in [("root.img", "root.img"), ("link.img", "secret"), ("absent/../x.img", "absolute path")] {
         let source = format!("{{path: {DIRECTORY}/{file}, type: DiskOrCreate, capacity: 24Mi}}");
         if file.contains("..") {
             let refused = s.refused(&vmi("guest", hostname, &source)).await?;

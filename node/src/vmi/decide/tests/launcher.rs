@@ -1,9 +1,12 @@
 //! Connection, start, shutdown and release of a launcher.
 
 use super::*;
-use crate::vmi::{
-    observed::Failure,
-    request::{Refusal, Request, admit},
+use crate::{
+    launcher::LauncherError,
+    vmi::{
+        observed::Failure,
+        request::{Refusal, Request, admit},
+    },
 };
 
 #[test]
@@ -70,6 +73,32 @@ fn effects_for_a_prepared_vmi_follow_phase_and_domain() {
         let observed = prepared(phase, *lifecycle, reason);
         assert_eq!(names(&decide(&observed, at(5))), *expected, "{phase} {lifecycle:?} {reason}");
     }
+}
+
+/// Only a start creates files: a guest that runs has them, and one that arrives finds those of its source.
+#[test]
+fn files_of_host_disks_are_created_before_each_attempt_of_a_start() {
+    let with_disk = |mut observed: Observed| {
+        let mut vmi = (*observed.vmi).clone();
+        let disk = json!({"path": "/d/a.img", "type": "DiskOrCreate", "capacity": "1Gi"});
+        vmi.spec.volumes = serde_json::from_value(json!([{"name": "d", "hostDisk": disk}])).unwrap();
+        observed.apply_object(Arc::new(vmi), NODE);
+        observed
+    };
+    let mut observed = with_disk(prepared("Scheduled", Lifecycle::NoDomain, ""));
+    assert_eq!(names(&decide(&observed, at(5))), ["host-disks"]);
+    let refused = || Err(LauncherError::Refused { call: "host-disks", message: "no space".into(), irrecoverable: false });
+    let events = observed.apply_answer(&CreateHostDisks, 1, refused(), at(5));
+    assert_eq!(events, [Event::warning("SyncFailed", "no space")]);
+    assert_eq!(names(&decide(&observed, at(60))), ["write", "host-disks"]);
+    let tolerated = observed.apply_answer(&CreateHostDisks, 1, Ok(vec!["smaller".into()]), at(60));
+    assert_eq!(tolerated, [Event::normal("ToleratedSmallPV", "smaller")]);
+    assert!(names(&decide(&observed, at(60))).ends_with(&["sync"]));
+    let failed = Err(LauncherError::Refused { call: "Sync", message: "no file".into(), irrecoverable: false });
+    observed.apply_answer(&sync(1), 1, failed, at(60));
+    assert!(names(&decide(&observed, at(120))).ends_with(&["host-disks"]));
+    let running = with_disk(prepared("Scheduled", Lifecycle::Running, "booted"));
+    assert!(!names(&decide(&running, at(5))).contains(&"host-disks"));
 }
 
 #[test]
