@@ -87,7 +87,8 @@ fn files_of_host_disks_are_created_before_each_attempt_of_a_start() {
     };
     let mut observed = with_disk(prepared("Scheduled", Lifecycle::NoDomain, ""));
     assert_eq!(names(&decide(&observed, at(5))), ["host-disks"]);
-    let refused = || Err(LauncherError::Refused { call: "host-disks", message: "no space".into(), irrecoverable: false });
+    let refused =
+        || Err(LauncherError::Refused { call: "host-disks", message: "no space".into(), irrecoverable: false });
     let events = observed.apply_answer(&CreateHostDisks, 1, refused(), at(5));
     assert_eq!(events, [Event::warning("SyncFailed", "no space")]);
     assert_eq!(names(&decide(&observed, at(60))), ["write", "host-disks"]);
