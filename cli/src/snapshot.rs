@@ -129,7 +129,7 @@ mod tests {
             (&full["spec"]["deletionPolicy"], &full["spec"]["failureDeadline"]),
             (&json!("Retain"), &json!("0"))
         );
-        assert!(parse(["kubectl-virt", "snapshot"]).is_err());
+        assert!(parse(vec!["kubectl-virt", "snapshot"]).is_err());
     }
 
     #[test]
