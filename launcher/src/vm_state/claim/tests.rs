@@ -52,7 +52,7 @@ fn a_start_finds_the_state_after_any_step_of_an_earlier_one() {
                 assert!(lives(&entries), "{names:?} {marker} after {done}: {step:?}");
             }
             // Nothing is removed while there is no state.
-            let expected = if current.is_some() { &[""] } else { names };
+            let expected: &[&str] = if current.is_some() { &[""] } else { names };
             assert_eq!(entries, named(expected), "{names:?} {marker} after {done}");
         }
     }
