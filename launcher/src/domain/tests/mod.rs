@@ -213,8 +213,6 @@ fn vmis_become_the_recorded_xml() {
                 "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "virtio"}}]}},
         "networks": [{"name": "default", "pod": {}}],
         "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
-    let paged = with_domain(json!({"memory": {"guest": "2Gi", "maxGuest": "4Gi", "hugepages": {"pageSize": "1Gi"}}}));
-    let mapped = mapped("64Mi", json!({"cores": 2, "realtime": {}}));
     let mut pinned = plain.clone();
     pinned["domain"]["cpu"] = json!({"sockets": 1, "cores": 1, "threads": 2, "maxSockets": 2, "dedicatedCpuPlacement": true,
         "isolateEmulatorThread": true, "realtime": {}});
@@ -231,8 +229,6 @@ fn vmis_become_the_recorded_xml() {
         ("full", &full(), true),
         ("windows", &windows(), true),
         ("shared", &shared, false),
-        ("huge-pages", &paged, false),
-        ("numa", &mapped, false),
         ("pinned", &pinned, true),
     ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
