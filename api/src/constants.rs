@@ -513,6 +513,8 @@ pub mod reason {
 pub mod event {
     /// An object was created.
     pub const SUCCESSFUL_CREATE: &str = "SuccessfulCreate";
+    /// A VMI has volumes with paths of the container while their feature gate is off.
+    pub const CONTAINER_PATH_VOLUMES_DISABLED: &str = "ContainerPathVolumesDisabled";
     /// An object was deleted.
     pub const SUCCESSFUL_DELETE: &str = "SuccessfulDelete";
     /// An object could not be created.

@@ -14,13 +14,15 @@ pub fn is_shared(spec: &VirtualMachineInstanceSpec, volume: &str) -> bool {
     spec.domain.devices.filesystems.iter().any(|known| known.name == volume)
 }
 
-/// Returns true if the volume is a directory of the launcher pod from its start, and so can be shared.
+/// Returns true if the volume is a directory of the launcher pod from its start, and so can be shared. Admission and the renderer
+/// of the pod see no path of the container: the launcher checks it.
 #[must_use]
 pub fn is_shareable(volume: &Volume) -> bool {
     let is_configuration = volume.config_map.is_some()
         || volume.secret.is_some()
         || volume.downward_api.is_some()
-        || volume.service_account.is_some();
+        || volume.service_account.is_some()
+        || volume.container_path.is_some();
     is_configuration || is_claim(volume) && !hotplug::is_hotpluggable(volume)
 }
 
@@ -58,6 +60,7 @@ mod tests {
             json!({"serviceAccount": {"serviceAccountName": "a"}}),
             json!({"persistentVolumeClaim": {"claimName": "c"}}),
             json!({"dataVolume": {"name": "d"}}),
+            json!({"containerPath": {"path": "/p", "readOnly": true}}),
         ] {
             assert_eq!(unshareable(source.clone()), None, "{source}");
         }
@@ -69,7 +72,6 @@ mod tests {
             json!({"emptyDisk": {"capacity": "1Gi"}}),
             json!({"hostDisk": {"path": "/d", "type": "Disk"}}),
             json!({"cloudInitNoCloud": {"userData": "x"}}),
-            json!({"containerPath": {"path": "/p"}}),
         ] {
             assert_eq!(unshareable(source.clone()).as_deref(), Some("v"), "{source}");
         }

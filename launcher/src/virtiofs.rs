@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io,
     os::unix::fs::FileTypeExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -42,6 +42,16 @@ pub(crate) enum VirtiofsError {
     /// The pod has no directory for it.
     #[error("cannot share file system {0}: its volume is no directory of the pod")]
     NoDirectory(String),
+    /// Other webhooks have mounted nothing there, or the launcher's own files are there.
+    #[error(
+        "cannot share file system {name}: path {path} is in no directory that was mounted into container compute for others"
+    )]
+    NotMounted {
+        /// Name of the file system.
+        name: String,
+        /// Path in the container.
+        path: String,
+    },
     /// The program does not start, or its files cannot be used.
     #[error("cannot start virtiofsd of file system {name}: {source}")]
     Start {
@@ -75,7 +85,7 @@ pub(crate) async fn serve(vmi: &VirtualMachineInstance, paths: &Paths) -> Result
             socket: paths.virtiofs().join(socket_name(name)),
             limit: DEADLINE,
         };
-        server.start(&arguments(volume, paths)).await?;
+        server.start(&arguments(volume, paths)?).await?;
     }
     Ok(())
 }
@@ -86,9 +96,13 @@ pub(crate) fn socket_name(name: &str) -> String {
 }
 
 /// Returns the arguments for a volume, without the socket.
-fn arguments(volume: &Volume, paths: &Paths) -> Vec<String> {
+fn arguments(volume: &Volume, paths: &Paths) -> Result<Vec<String>, VirtiofsError> {
     let name = &volume.name;
-    let directory = if volume.config_map.is_some() {
+    let directory = if let Some(source) = &volume.container_path {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let found = mounted(Path::new(&source.path), &mounts);
+        found.ok_or_else(|| VirtiofsError::NotMounted { name: name.clone(), path: source.path.clone() })?
+    } else if volume.config_map.is_some() {
         paths.config_map(name)
     } else if volume.secret.is_some() {
         paths.secret(name)
@@ -104,11 +118,36 @@ fn arguments(volume: &Volume, paths: &Paths) -> Vec<String> {
     let fixed = ["--sandbox=none", "--cache=auto", "--log-level=warn"];
     let migration = ["--migration-on-error=guest-error", "--migration-mode=find-paths"];
     arguments.extend(fixed.into_iter().chain(migration).map(str::to_owned));
-    if volume.service_account.is_some() {
-        // Only its owner reads the token, which is root in the guest.
+    if volume.container_path.is_some() {
+        arguments.push("--readonly".to_owned());
+    }
+    if volume.service_account.is_some() || volume.container_path.is_some() {
+        // Only their owner reads tokens, which is root in the guest.
         arguments.push("--translate-uid=host:107:0:1".to_owned());
     }
-    arguments
+    Ok(arguments)
+}
+
+/// Returns the directory at a path, if others have mounted it or one above it. Links are not followed, but for that of `/var/run`.
+fn mounted(path: &Path, mounts: &str) -> Option<PathBuf> {
+    let plain = match path.strip_prefix("/var/run") {
+        Ok(below) => Path::new("/run").join(below),
+        Err(_) => path.to_owned(),
+    };
+    let is_plain = plain.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    if !plain.is_absolute() || !is_plain || is_own(&plain) {
+        return None;
+    }
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let above = points.filter(|point| plain.starts_with(point)).max_by_key(|point| point.components().count())?;
+    let is_there = above.parent().is_some() && plain.canonicalize().is_ok_and(|real| real == plain && real.is_dir());
+    is_there.then_some(plain)
+}
+
+/// Returns true for what the runtime and the launcher itself have in the container.
+fn is_own(path: &Path) -> bool {
+    ["/dev", "/proc", "/sys", "/run/libvirt"].iter().any(|own| path.starts_with(own))
+        || path.strip_prefix("/run").is_ok_and(|below| below.to_string_lossy().starts_with("kubevirt"))
 }
 
 /// The server of one file system.
@@ -232,11 +271,44 @@ mod tests {
             (json!({"persistentVolumeClaim": {"claimName": "c"}}), format!("{private}/vmi-disks/v")),
             (json!({"dataVolume": {"name": "d"}}), format!("{private}/vmi-disks/v")),
         ] {
-            let arguments = arguments(&volume(source.clone()), &Paths::default());
+            let arguments = arguments(&volume(source.clone()), &Paths::default()).unwrap();
             assert_eq!(arguments[0], format!("--shared-dir={directory}"), "{source}");
             let is_translated = arguments.contains(&"--translate-uid=host:107:0:1".to_owned());
             assert_eq!(is_translated, directory == token, "{source}");
         }
+    }
+
+    #[test]
+    fn path_of_the_container_is_what_others_have_mounted() {
+        let root = std::env::temp_dir().join(format!("launcher-virtiofs-paths-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(root.join("token/below")).unwrap();
+        std::fs::create_dir_all(root.join("image")).unwrap();
+        std::fs::write(root.join("token/file"), "").unwrap();
+        std::os::unix::fs::symlink("/etc", root.join("token/link")).unwrap();
+        let point = root.join("token");
+        let mounts = format!(
+            "1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / {} ro - tmpfs t rw\n3 1 0:3 / /proc rw - proc p rw\n",
+            point.display()
+        );
+        let found = |path: &Path| mounted(path, &mounts);
+        assert_eq!(found(&point), Some(point.clone()));
+        assert_eq!(found(&point.join("below")), Some(point.join("below")));
+        for refused in [
+            root.join("image"),
+            point.join("file"),
+            point.join("link"),
+            point.join("absent"),
+            point.join("../image"),
+            "/".into(),
+            "/proc".into(),
+            "relative".into(),
+            "/run/kubevirt-private".into(),
+            "/var/run/kubevirt/sockets".into(),
+        ] {
+            assert_eq!(found(&refused), None, "{}", refused.display());
+        }
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[tokio::test]

@@ -31,11 +31,10 @@ pub(super) fn validate(
             invalid(format!("no volume has the name {name}"));
             continue;
         };
-        // Another rule refuses these.
-        if volume.container_path.is_none() && !virtiofs::is_shareable(volume) {
+        if !virtiofs::is_shareable(volume) {
             invalid(format!(
-                "volume {name} cannot be shared: a file system needs a configMap, downwardAPI, secret, serviceAccount, \
-                 or a claim or DataVolume that is not hotpluggable"
+                "volume {name} cannot be shared: a file system needs a configMap, containerPath, downwardAPI, secret, \
+                 serviceAccount, or a claim or DataVolume that is not hotpluggable"
             ));
         }
         if !virtiofs::is_claim(volume) {

@@ -7,6 +7,8 @@ const fn of(gate: FeatureGate, message: &'static str) -> Gated {
     Gated { gate, uses: "", message }
 }
 
+pub(super) const CONTAINER_PATH: &[Gated] =
+    &[of(FeatureGate::ContainerPathVolumes, "ContainerPathVolumes feature gate is not enabled")];
 pub(super) const EMPTY_CDROM: &[Gated] = &[Gated {
     uses: "a CD-ROM drive without a volume",
     ..of(

@@ -52,6 +52,10 @@ fn has(object: &Object, key: &str) -> bool {
     object.get(key).is_some_and(is_set)
 }
 
+fn is_writable(read_only: &Value, _: &Object) -> bool {
+    read_only != &Value::Bool(true)
+}
+
 /// Returns true for a feature that is present and not switched off.
 fn is_enabled(feature: &Value) -> bool {
     is_set(feature) && feature.get("enabled") != Some(&Value::Bool(false))
@@ -294,7 +298,9 @@ pub const FIELDS: &[Field] = &[
     pod("volumes[].containerDisk.imagePullPolicy"),
     pod("volumes[].containerDisk.imagePullSecret"),
     launcher("volumes[].containerDisk.path"),
-    refused("volumes[].containerPath", "paths of the launcher pod, which other webhooks fill"),
+    launcher("volumes[].containerPath.path").gated(gated::CONTAINER_PATH),
+    launcher("volumes[].containerPath.readOnly")
+        .except("paths of the launcher pod that the guest may write to", is_writable),
     launcher("volumes[].dataVolume.hotpluggable").changes(HOTPLUG),
     launcher("volumes[].dataVolume.name").changes(CLAIM),
     pod("volumes[].downwardAPI.fields.*"),

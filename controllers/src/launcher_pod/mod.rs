@@ -18,7 +18,7 @@ mod volumes;
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    VirtualMachineInstance,
+    FeatureGate, VirtualMachineInstance,
     config::ClusterConfig,
     constants::{NUMA_SECCOMP_PROFILE, annotation::HOOK_SIDECARS, condition},
     fields,
@@ -56,6 +56,9 @@ pub(crate) enum RenderError {
     /// The claim for the state of the VMI does not exist (yet).
     #[error("can't generate manifest without backend-storage PVC, waiting for the PVC to be created")]
     NoStateClaim,
+    /// A feature gate is off, which admission does not check.
+    #[error("{0}")]
+    ContainerPathsDisabled(&'static str),
     /// The configuration does not permit a device.
     #[error("{0}")]
     NotPermitted(String),
@@ -121,6 +124,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let instance = inputs.instance;
     let spec = &instance.spec;
     refuse_unsupported(instance)?;
+    require_container_paths(inputs)?;
     let resources = resources::resources(inputs)?;
     let mounts = volumes::volumes(inputs)?;
     // An empty name is none.
@@ -208,6 +212,15 @@ fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderErr
     }
     let refused = fields::refused_by_pod(&instance.spec).into_iter().next();
     refused.map_or(Ok(()), |(path, _)| Err(RenderError::Unsupported(format!("spec.{path}"))))
+}
+
+/// Fails for volumes with paths of the container while their gate is off.
+fn require_container_paths(inputs: &Inputs<'_>) -> Result<(), RenderError> {
+    let gate = FeatureGate::ContainerPathVolumes;
+    let uses = inputs.instance.spec.volumes.iter().any(|volume| volume.container_path.is_some());
+    let gated = fields::gated("volumes[].containerPath.path", gate);
+    let gated = gated.filter(|_| uses && !inputs.config.enabled(gate));
+    gated.map_or(Ok(()), |gated| Err(RenderError::ContainerPathsDisabled(gated.message)))
 }
 
 fn image_pull_secrets(instance: &VirtualMachineInstance) -> Vec<LocalObjectReference> {

@@ -202,8 +202,13 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
 }
 
 /// Reasons of the condition Synchronized of which a VMI has events, beside warnings about its pod.
-const WARNINGS: [&str; 4] =
-    [event::FAILED_CREATE, event::FAILED_DATA_VOLUME_IMPORT, event::SYNC_FAILED, reason::FAILED_PVC_NOT_FOUND];
+const WARNINGS: [&str; 5] = [
+    event::CONTAINER_PATH_VOLUMES_DISABLED,
+    event::FAILED_CREATE,
+    event::FAILED_DATA_VOLUME_IMPORT,
+    event::SYNC_FAILED,
+    reason::FAILED_PVC_NOT_FOUND,
+];
 
 /// Returns the event of a cause that keeps the VMI from running, where it is new or has another text. The VMI has one as well, but
 /// users look at the VM.

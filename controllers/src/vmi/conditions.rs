@@ -21,8 +21,13 @@ use crate::{
 };
 
 /// Reasons for which there is no pod.
-const NO_POD: &[&str] =
-    &[reason::FAILED_CREATE, reason::FAILED_PVC_NOT_FOUND, event::FAILED_DATA_VOLUME_IMPORT, NO_HINTS];
+const NO_POD: &[&str] = &[
+    reason::FAILED_CREATE,
+    reason::FAILED_PVC_NOT_FOUND,
+    event::CONTAINER_PATH_VOLUMES_DISABLED,
+    event::FAILED_DATA_VOLUME_IMPORT,
+    NO_HINTS,
+];
 
 pub(super) fn update(
     observed: &Observed,

@@ -17,7 +17,7 @@ use super::{
     state,
 };
 use crate::{
-    launcher_pod::{self, Inputs, is_target_of},
+    launcher_pod::{self, Inputs, RenderError, is_target_of},
     resources::{pods::CachedPod, vmis::node_name},
     runtime::{Decision, Effect, Event, Kind},
 };
@@ -238,12 +238,17 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
     };
     let pod = match render(&Inputs { state: state.as_ref(), ..inputs(observed) }) {
         Ok(pod) => pod,
-        Err(other) => {
-            let message = format!("failed to render launch manifest: {other}");
-            if !shows(instance, event::FAILED_CREATE, &message) {
-                decision.push(Effect::Event(Event::warning(regarding(), event::FAILED_CREATE, message.clone())));
+        Err(error) => {
+            let (reason, message) = match error {
+                RenderError::ContainerPathsDisabled(gate) => {
+                    (event::CONTAINER_PATH_VOLUMES_DISABLED, format!("Cannot create pod: {gate}"))
+                }
+                other => (event::FAILED_CREATE, format!("failed to render launch manifest: {other}")),
+            };
+            if !shows(instance, reason, &message) {
+                decision.push(Effect::Event(Event::warning(regarding(), reason, message.clone())));
             }
-            return Ok(Some(SyncError { reason: reason::FAILED_CREATE.to_owned(), message }));
+            return Ok(Some(SyncError { reason: reason.to_owned(), message }));
         }
     };
     let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);

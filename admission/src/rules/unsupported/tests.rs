@@ -73,7 +73,7 @@ fn each_entry_names_its_field() {
         (interface(json!({"name": "default", "passtBinding": {}})), "domain.devices.interfaces[0].passtBinding"),
         (interface(json!({"name": "default", "binding": {"name": "b"}})), "domain.devices.interfaces[0].binding"),
         (json!({"networks": [{"name": "default", "resourceClaim": {}}]}), "networks[0].resourceClaim"),
-        (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath"),
+        (volume(json!({"name": "root", "containerPath": {"path": "/p"}})), "volumes[0].containerPath.readOnly"),
         (
             json!({"volumes": [{"name": "a", "cloudInitNoCloud": {}}, {"name": "b", "cloudInitConfigDrive": {}}]}),
             "volumes[1]",

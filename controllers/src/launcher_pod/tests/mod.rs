@@ -182,6 +182,23 @@ fn features_without_support_are_refused_not_ignored() {
 }
 
 #[test]
+fn path_of_the_container_needs_its_gate_and_is_read_only() {
+    let with = |source: Value, gates: &[&str]| {
+        let change = json!({"domain": {"devices": {"filesystems": [{"name": "v", "virtiofs": {}}]}},
+            "volumes": [{"name": "v", "containerPath": source}]});
+        let feature_gates = gates.iter().map(|gate| (*gate).to_owned()).collect();
+        let config = ClusterConfig { feature_gates, ..ClusterConfig::default() };
+        rendered_with(merged(small(), &change), &config, NamespaceLimits::default())
+    };
+    let path = json!({"path": "/etc/token", "readOnly": true});
+    let refused = with(path.clone(), &[]).unwrap_err();
+    assert_eq!(refused, RenderError::ContainerPathsDisabled("ContainerPathVolumes feature gate is not enabled"));
+    assert!(with(path, &["ContainerPathVolumes"]).is_ok());
+    let writable = with(json!({"path": "/etc/token"}), &["ContainerPathVolumes"]);
+    assert!(matches!(writable, Err(RenderError::Unsupported(_))), "{writable:?}");
+}
+
+#[test]
 fn state_is_in_a_claim_that_the_pod_mounts_as_a_whole() {
     let state = |shared| Some(StateMount { claim: "s".to_owned(), shared });
     let with = |change: Value, state: Option<StateMount>| {

@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     kills::uid,
-    live_resize::run,
+    live_resize::{condition, run},
     moves::{MINUTES, console, migrate, two_nodes, vm},
 };
 
@@ -178,6 +178,48 @@ async fn claim(s: &Story, files: &Storage) -> Result<()> {
     let read = run(&mut guest, "cat /share/files/reply").await?;
     ensure!(read == "from-the-guest", "after the restart: {read}");
     guest.leave().await
+}
+
+#[test]
+fn guest_reads_a_path_of_its_pod_once_the_gate_is_on() {
+    story_alone("virtiofs-path", async |s| {
+        let outcome = path_of_the_pod(s).await;
+        let gone = delete_vmis_after(s, &outcome).await;
+        set_gates(s, &Value::Null).await?;
+        outcome.and(gone)
+    });
+}
+
+async fn path_of_the_pod(s: &Story) -> Result<()> {
+    s.apply(CONFIGURATION).await?;
+    // The API server mounts the token, as a webhook would mount another one.
+    let volumes = |path: &str| {
+        json!([
+            {"name": "account", "serviceAccount": {"serviceAccountName": "robot"}},
+            {"name": "path", "containerPath": {"path": path, "readOnly": true}},
+        ])
+    };
+    s.apply(&sharing("guest", &volumes("/var/run/secrets/kubernetes.io/serviceaccount"))).await?;
+    let is_refused = |vmi: &Value| {
+        condition(vmi, "Synchronized").is_some_and(|shown| shown["reason"] == "ContainerPathVolumesDisabled")
+    };
+    s.wait("vmi", "guest", "name the gate", MINUTES, is_refused).await?;
+    set_gates(s, &json!(["ContainerPathVolumes"])).await?;
+    // A path of the launcher itself is not shared.
+    s.apply_when_accepted(&sharing("curious", &volumes("/run/kubevirt-private"))).await?;
+    s.wait_running("guest").await?;
+    let mut guest = console(s, "guest").await?;
+    run(&mut guest, &mount(&["account", "path"])).await?;
+    run(&mut guest, "cmp /share/account/token /share/path/token").await?;
+    let (refused, code) = guest.run("touch /share/path/file").await?;
+    ensure!(code != 0, "the guest wrote to the pod: {refused}");
+    guest.leave().await?;
+    let is_refused = |vmi: &Value| {
+        let shown = condition(vmi, "Synchronized").and_then(|shown| shown["message"].as_str());
+        shown.is_some_and(|message| message.contains("path /run/kubevirt-private is in no directory"))
+    };
+    s.wait("vmi", "curious", "name the path", MINUTES, is_refused).await?;
+    Ok(())
 }
 
 /// Returns the memory of the VMI's virtiofsd in KiB, without that of the guest.
