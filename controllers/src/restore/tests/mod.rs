@@ -226,7 +226,7 @@ fn target_that_runs_is_waited_for_by_policy() {
             "{policy}"
         );
         let wakes = decide(&observed).unwrap().wake_after;
-        assert_eq!(wakes, (policy.is_null()).then(|| Duration::from_secs(240)), "{policy}");
+        assert_eq!(wakes, policy.is_null().then(|| Duration::from_secs(240)), "{policy}");
         let requests = patch(&observed, Kind::VirtualMachine, Some("status"));
         let is_stopped = effects(&observed).iter().any(|effect| format!("{effect:?}").contains("\"vmi-uid\""));
         assert_eq!(is_stopped, policy == "StopTarget", "{policy}: {requests}");
