@@ -99,7 +99,6 @@ fn each_unsupported_field_is_named() {
     let devices = |devices: Value| json!({"domain": {"devices": devices}});
     let disk = |disk: Value| json!({"domain": {"devices": {"disks": [{"name": "root"}, disk]}}});
     let interface = |interface: Value| json!({"domain": {"devices": {"interfaces": [interface]}}});
-    let volume = |source: Value| json!({"volumes": [source]});
     for (spec, field) in [
         (json!({"architecture": "arm64"}), "architecture"),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
@@ -310,13 +309,25 @@ fn sync_and_admission_accept_the_same_vmis() {
         let unsupported = reasons.iter().filter(|reason| reason.contains("not supported yet"));
         for reason in unsupported {
             refused += 1;
-            if found.is_empty() {
+            let beyond =
+                BEYOND_ADMISSION.iter().any(|field| without_indices(reason).starts_with(&format!("spec.{field}")));
+            if found.is_empty() && !beyond {
                 wrong.push(format!("accepted here, refused by admission: {reason}\n    {object}"));
             }
         }
     }
     assert!(wrong.is_empty(), "{} objects:\n{}", wrong.len(), wrong.join("\n"));
     assert!(accepted > 1000 && refused > 100, "{accepted} accepted, {refused} refused");
+}
+
+fn without_indices(path: &str) -> String {
+    let mut inside = false;
+    path.chars()
+        .filter(|c| {
+            inside = *c == '[' || (inside && *c != ']');
+            !inside && *c != ']'
+        })
+        .collect()
 }
 
 /// Returns true if the launcher refuses a field with any value.
