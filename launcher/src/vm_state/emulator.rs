@@ -189,7 +189,8 @@ pub(super) fn process_in(file: &Path) -> Option<OwnedFd> {
 fn pid_in(file: &Path) -> Option<Pid> {
     let mut text = String::new();
     std::fs::File::open(file).ok()?.take(PID_LIMIT).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok().and_then(Pid::from_raw)
+    // A negative number is no process, and an error of the program for `Pid`.
+    text.trim().parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)
 }
 
 /// Waits until a process has ended.
