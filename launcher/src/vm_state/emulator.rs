@@ -223,6 +223,9 @@ mod tests {
         let program = paths.private.join(COMMAND);
         std::fs::copy("/bin/sleep", &program).unwrap();
         let mut emulator = Command::new(&program).arg("600").spawn().unwrap();
+        std::fs::write(paths.tpm_process(), emulator.id().to_string()).unwrap();
+        // The process gets its name after the program is loaded.
+        wait_for("start", || running(&paths).map(drop)).unwrap();
         for (content, found) in [
             (emulator.id().to_string(), true),
             (format!("{}\n", emulator.id()), true),
