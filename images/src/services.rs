@@ -170,6 +170,8 @@ const LAUNCHER_FILES: &[&str] = &[
     // TPM emulator, its library, which it finds by its name, and the programs that make a TPM with its certificates.
     "usr/bin/swtpm",
     "usr/lib/x86_64-linux-gnu/swtpm/libswtpm_libtpms.so.0*",
+    // libvirt offers no TPM without it.
+    "usr/bin/swtpm_ioctl",
     "usr/bin/swtpm_setup",
     "usr/bin/swtpm_localca",
     "usr/bin/swtpm_cert",

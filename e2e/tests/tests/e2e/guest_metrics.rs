@@ -54,7 +54,7 @@ async fn metrics(s: &Story) -> Result<()> {
     let ask = |request: &str| {
         format!(
             "{port}; exec 3<>$p; printf '{request}' >&3; timeout 10 sh -c 'while read -r line; do echo \"$line\"; \
-                 case $line in *\"</metrics>\"*|INVALID*) break;; esac; done' <&3; exec 3>&-"
+                 case $line in *\"</metrics>\"*|INVALID*) break;; esac; done' <&3; exec 3>&-; sleep 2"
         )
     };
     let answer = in_guest(s, &ask("GET /metrics/XML\\n\\n")).await?;

@@ -84,11 +84,10 @@ fn guest_sees_configuration_and_its_changes_also_after_a_migration() {
         if two_nodes(s).await?.is_none() {
             return guest.leave().await;
         }
-        run(&mut guest, "exec 7< /share/key/password").await?;
         guest.leave().await?;
         migrate(s, "guest").await?;
         let mut guest = console(s, "guest").await?;
-        let seen = run(&mut guest, "cat /share/settings/color; echo; cat <&7").await?;
+        let seen = run(&mut guest, "cat /share/settings/color; echo; cat /share/key/password").await?;
         ensure!(seen.starts_with("green") && seen.contains("n3w"), "after the migration: {seen}");
         change(s, "settings", "ConfigMap", &json!({"data": {"color": "black"}})).await?;
         sees(&mut guest, "/share/settings/color", "black").await?;
@@ -160,7 +159,7 @@ async fn claim(s: &Story, files: &Storage) -> Result<()> {
         migrate(s, "guest").await?;
     }
     let mut guest = console(s, "guest").await?;
-    let read = run(&mut guest, "cat <&7; echo moved > /share/files/moved; sync; ls /share/files").await?;
+    let read = run(&mut guest, "cat <&7; exec 7<&-; echo moved > /share/files/moved; sync; ls /share/files").await?;
     ensure!(read.contains("from-the-node") && read.contains("moved"), "{read}");
     let boot = run(&mut guest, "cat /proc/sys/kernel/random/boot_id").await?;
     // The guest loses the file system, and nothing else.
