@@ -11,26 +11,9 @@
 //! `restoreInProgress`, which clients read, follow from it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use super::status::VirtualMachineStatus;
+use super::status::{OperationLease, VirtualMachineStatus};
 use crate::enums::VmOperation;
-
-/// An operation that needs the data of a VM to hold still, and the object that requests it.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct OperationLease {
-    /// Name of the object.
-    pub name: String,
-    /// `Snapshot`, `Restore`, `MemoryDump`, `VolumeMigration`, `Backup`, `Export` or `Hibernation`.
-    pub operation: VmOperation,
-    /// Time at which the operation began.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<Time>,
-    /// UID of the object; that of the VM for an operation without an object of its own.
-    pub uid: String,
-}
 
 /// A change of a VM that may have to wait for an operation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -6,11 +6,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::lease::OperationLease;
 use crate::Condition;
 use crate::enums::PrintableStatus;
 use crate::enums::RunStrategy;
 use crate::enums::StateChangeAction;
+use crate::enums::VmOperation;
 use crate::vmi::disks::Disk;
 use crate::vmi::status::ChangedBlockTrackingStatus;
 use crate::vmi::status::StorageMigratedVolumeInfo;
@@ -84,6 +84,21 @@ pub struct VirtualMachineStatus {
     /// Volumes being updated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_update_state: Option<VolumeUpdateState>,
+}
+
+/// An operation that needs the data of a VM to hold still, and the object that requests it.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OperationLease {
+    /// Name of the object.
+    pub name: String,
+    /// `Snapshot`, `Restore`, `MemoryDump`, `VolumeMigration`, `Backup`, `Export` or `Hibernation`.
+    pub operation: VmOperation,
+    /// Time at which the operation began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// UID of the object; that of the VM for an operation without an object of its own.
+    pub uid: String,
 }
 
 /// An instance type or preference in use.

@@ -9,7 +9,7 @@ use api::{
 };
 use jiff::SignedDuration;
 
-use super::{Observed, backoff::entered, state, state_claim, target};
+use super::{Observed, backoff::entered, object::has_finalizer, state, state_claim, target};
 use crate::runtime::{Decision, Effect, Event, Kind};
 
 /// Ended migrations of a VMI that are kept.
@@ -131,10 +131,6 @@ fn remove_finalizer(observed: &Observed, decision: &mut Decision) -> Result<(), 
     }
     decision.effects.extend(Effect::change(Kind::Migration, &*observed.migration, &wanted, None)?);
     Ok(())
-}
-
-pub(super) fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
-    migration.metadata.finalizers.iter().flatten().any(|name| name == finalizer::MIGRATION)
 }
 
 /// Returns true if enough newer migrations of the VMI have ended.

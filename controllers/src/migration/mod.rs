@@ -26,7 +26,7 @@ mod target;
 mod tests;
 mod waits;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, constants::event,
@@ -48,6 +48,9 @@ use crate::{
     runtime::{Decision, Effect, Event, Failure, Kind},
     vmi::present_pod,
 };
+
+/// Wait before a pod is rendered again that could not be rendered.
+const RENDER_AGAIN: Duration = Duration::from_secs(30);
 
 /// Everything that a decision about a migration depends on.
 pub(crate) struct Observed {

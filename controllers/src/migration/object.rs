@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
-    constants::{annotation, label},
+    constants::{annotation, finalizer, label},
     migration::{Priority, VirtualMachineInstanceMigrationSpec},
     names,
 };
@@ -28,6 +28,11 @@ pub(crate) enum Origin<'a> {
         /// Volumes move to other claims.
         volumes: bool,
     },
+}
+
+/// Returns true for a migration that has not been settled.
+pub(super) fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
+    migration.metadata.finalizers.iter().flatten().any(|name| name == finalizer::MIGRATION)
 }
 
 /// Returns a migration of a VMI. The API server completes its name.

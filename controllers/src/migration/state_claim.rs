@@ -19,7 +19,7 @@ use api::{
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
-use super::{Observed, backoff::entered, end::has_finalizer};
+use super::{Observed, RENDER_AGAIN, backoff::entered, object::has_finalizer};
 use crate::{
     launcher_pod::StateMount,
     persistent_state::{
@@ -102,7 +102,7 @@ pub(super) fn provide(
                 format!("failed to create the PVC for the state of the VMI at the migration target: {message}");
             let regarding = Kind::Instance.reference(&vmi.metadata);
             decision.push(Effect::Event(Event::warning(regarding, event::FAILED_CREATE, message)));
-            decision.wake(super::target::RENDER_AGAIN);
+            decision.wake(RENDER_AGAIN);
             Ok(Gate::Closed)
         }
         _ => {

@@ -1,7 +1,5 @@
 //! The target pod of a migration, and the pod that attaches the hot-plugged volumes to it.
 
-use std::time::Duration;
-
 use api::{
     MigrationPhase, VirtualMachineInstance,
     constants::{annotation, event},
@@ -9,7 +7,7 @@ use api::{
 use jiff::{SignedDuration, tz::TimeZone};
 use serde_json::json;
 
-use super::{Observed, names, options::settings, seconds, state_claim};
+use super::{Observed, RENDER_AGAIN, names, options::settings, seconds, state_claim};
 use crate::{
     attachment_pod::{self, Attached},
     launcher_pod::{self, Inputs, Target},
@@ -22,8 +20,6 @@ use crate::{
 const UNSCHEDULABLE_TIMEOUT: i64 = 300;
 /// Seconds after which a pod that does not start is deleted.
 pub(super) const PENDING_TIMEOUT: i64 = 900;
-/// Wait before a pod is rendered again that could not be rendered.
-pub(super) const RENDER_AGAIN: Duration = Duration::from_secs(30);
 /// Format of the time in the annotation, as Go prints it.
 const GO_TIME: &str = "%Y-%m-%d %H:%M:%S %z %Z";
 

@@ -11,7 +11,7 @@ mod controller;
 use api::{
     VirtualMachine, VirtualMachineStatus, VmOperation,
     constants::finalizer,
-    vm::lease::{Attempt, OperationLease},
+    vm::{lease::Attempt, status::OperationLease},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};

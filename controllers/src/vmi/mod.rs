@@ -40,7 +40,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
     config::ClusterConfig,
-    constants::{event, finalizer, label},
+    constants::{condition, event, finalizer, label},
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
 };
 use jiff::Timestamp;
@@ -283,4 +283,11 @@ fn stamp_phase(former: &VirtualMachineInstance, wanted: &mut VirtualMachineInsta
         phase: Some(phase),
         phase_transition_timestamp: Some(Time(now)),
     });
+}
+
+/// Returns true if condition Synchronized shows this already.
+fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
+    instance.condition(condition::SYNCHRONIZED).is_some_and(|condition| {
+        condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
+    })
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration,
-    constants::{condition, event, reason},
+    constants::{event, reason},
     tsc::{self, Need},
     vmi::migration::VirtualMachineInstanceMigrationState,
     vsock,
@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Observed, SyncError,
     data_volumes::{self, Gate},
-    state,
+    shows, state,
 };
 use crate::{
     launcher_pod::{self, Inputs, RenderError, is_target_of},
@@ -263,13 +263,6 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
         reason: reason::FAILED_CREATE.to_owned(),
         message: format!("failed to create virtual machine pod: {}", failure.message),
     }))
-}
-
-/// Returns true if condition Synchronized shows this already.
-pub(super) fn shows(instance: &VirtualMachineInstance, reason: &str, message: &str) -> bool {
-    instance.condition(condition::SYNCHRONIZED).is_some_and(|condition| {
-        condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
-    })
 }
 
 pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'a CachedPod>, decision: &mut Decision) {

@@ -6,7 +6,7 @@ use api::{
     persistent_state::is_kept,
 };
 
-use super::{Observed, SyncError, pods::shows};
+use super::{Observed, SyncError, shows};
 use crate::{
     launcher_pod::StateMount,
     persistent_state::{Owner, mount, name_for_vmi},
