@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn stored_vm_with_unsupported_fields_can_be_stopped_and_labelled_but_not_started() {
-        let config = ClusterConfig::default();
+        let config = ClusterConfig { feature_gates: vec!["Sidecar".to_owned()], ..ClusterConfig::default() };
         let refused = |vm: &VirtualMachine, old: Option<&VirtualMachine>| {
             let errors = field_errors(vm, old, &Chosen::default(), &config, false).unwrap();
             errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()

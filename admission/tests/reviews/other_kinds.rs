@@ -105,11 +105,13 @@ fn replica_set_selects_its_own_vmis() {
 }
 
 #[test]
-fn applied_fields_of_a_preset_are_validated() {
+fn fields_of_a_preset_are_validated() {
     let call = |object| Call::new("/vmipreset-validate", "virtualmachineinstancepresets", "CREATE", object);
     call(preset("p", json!({"devices": {"tpm": {}}, "cpu": {"cores": 2}}))).allowed();
-    call(preset("p", json!({"devices": {}, "launchSecurity": {"snp": {}}})))
-        .refused("spec.domain.launchSecurity is not supported yet");
+    let both = json!({"efi": {}, "bios": {}});
+    call(preset("p", json!({"devices": {}, "firmware": {"bootloader": both}}))).refused("mutually exclusive");
+    // Fields that presets do not apply.
+    call(preset("p", json!({"devices": {}, "launchSecurity": {"snp": {}}}))).allowed();
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn rows_are_found_by_their_paths() {
         ("domain", None, true),
         ("domain.ioThreads", None, true),
         ("domain.ioThreadsPolicy", Some("domain.ioThreadsPolicy"), false),
-        ("domain.memory.hugepages", Some("domain.memory.hugepages"), true),
+        ("domain.memory.hugepages", None, true),
         ("affinity", Some("affinity.*"), false),
         ("volumes", None, true),
         ("volumes[]", Some("volumes[]"), true),

@@ -160,6 +160,39 @@ fn copy(number: usize, version: usize, kind: &str) -> Value {
     })
 }
 
+/// A VM that a snapshot holds.
+fn held_vm(number: usize, version: usize) -> Value {
+    let mut vm = vm(number, version);
+    vm["metadata"] = metadata(&format!("held-{number}"), version);
+    vm["spec"]["runStrategy"] = json!("Halted");
+    let lease = json!({"operation": "Snapshot", "name": format!("held-{number}"), "uid": format!("uid-held-{number}")});
+    vm["status"] = json!({"operation": lease});
+    vm
+}
+
+fn snapshot(number: usize, version: usize) -> Value {
+    let name = format!("held-{number}");
+    json!({
+        "apiVersion": "snapshot.kubevirt.io/v1beta1", "kind": "VirtualMachineSnapshot", "metadata": metadata(&name, version),
+        "spec": {"source": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": name}},
+        "status": {"phase": "InProgress", "virtualMachineSnapshotContentName": format!("content-{number}")},
+    })
+}
+
+fn snapshot_content(number: usize, version: usize) -> Value {
+    let claim = json!({"metadata": {"name": format!("claim-{number}"), "namespace": "n"}, "spec": {}});
+    let volume =
+        json!({"volumeName": "data", "persistentVolumeClaim": claim, "volumeSnapshotName": format!("vs-{number}")});
+    json!({
+        "apiVersion": "snapshot.kubevirt.io/v1beta1", "kind": "VirtualMachineSnapshotContent",
+        "metadata": metadata(&format!("content-{number}"), version),
+        "spec": {
+            "virtualMachineSnapshotName": format!("held-{number}"), "source": {"virtualMachine": {"metadata": {}}},
+            "volumeBackups": [volume],
+        },
+    })
+}
+
 fn node(number: usize, version: usize) -> Value {
     json!({"metadata": {
         "name": format!("node-{number}"), "uid": format!("uid-node-{number}"), "resourceVersion": version.to_string(),
@@ -230,6 +263,9 @@ fn cluster(size: usize) -> Cluster {
         caches.written(Kind::VirtualMachine, vm_of_pool(number, 1));
         caches.written(Kind::VirtualMachine, vm_of_pool(number, 2));
         caches.written(Kind::Migration, migration(number, 1, "Pending"));
+        caches.written(Kind::VirtualMachine, held_vm(number, 1));
+        caches.written(Kind::VmSnapshot, snapshot(number, 1));
+        caches.written(Kind::VmSnapshotContent, snapshot_content(number, 1));
         caches.written(Kind::VmRestore, copy(number, 1, "VirtualMachineRestore"));
         caches.written(Kind::VmClone, copy(number, 1, "VirtualMachineClone"));
         caches.written(Kind::Pod, pod(number, 1));
@@ -265,6 +301,9 @@ impl Cluster {
             ("VMI without controller", self.cost(|caches| caches.written(Kind::Instance, orphan(0, 2)))),
             ("migration", self.cost(|caches| caches.written(Kind::Migration, migration(0, 2, "Scheduling")))),
             ("migration ended", self.cost(|caches| caches.written(Kind::Migration, migration(3, 2, "Failed")))),
+            ("VM of a snapshot", self.cost(|caches| caches.written(Kind::VirtualMachine, held_vm(0, 2)))),
+            ("snapshot", self.cost(|caches| caches.written(Kind::VmSnapshot, snapshot(0, 2)))),
+            ("content", self.cost(|caches| caches.written(Kind::VmSnapshotContent, snapshot_content(0, 2)))),
             ("restore", self.cost(|caches| caches.written(Kind::VmRestore, copy(0, 2, "VirtualMachineRestore")))),
             ("clone", self.cost(|caches| caches.written(Kind::VmClone, copy(0, 2, "VirtualMachineClone")))),
             ("replica set", self.cost(|caches| caches.written(Kind::ReplicaSet, replica_set(0, 2)))),

@@ -318,13 +318,13 @@ mod tests {
     #[test]
     fn feature_gates_without_effect_are_listed() {
         let listed = settings(&spec(json!({"configuration": {"developerConfiguration": {
-            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "Snapshot"],
+            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "IncrementalBackup"],
             "disabledFeatureGates": ["Template"],
         }}})));
         assert_eq!(
             listed,
             [
-                "feature gate Snapshot: its feature is not supported yet: snapshots",
+                "feature gate IncrementalBackup: its feature is not supported yet: incremental backup",
                 "feature gate PasstBinding: its feature is not supported yet: passt",
                 "feature gate Snapshots: does not exist",
             ]

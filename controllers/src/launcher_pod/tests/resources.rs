@@ -70,7 +70,7 @@ fn dedicated_cpus_include_those_of_the_pool_and_follow_amounts_without_a_topolog
         (json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}), "3"),
         (json!({"resources": {"limits": {"cpu": "4"}}}), "4"),
     ] {
-        let cpu = json!({"domain": {"cpu": {"dedicatedCpuPlacement": true, "cores": null}}});
+        let cpu = json!({"domain": {"cpu": {"dedicatedCpuPlacement": true, "cores": null, "sockets": null, "threads": null}}});
         let pod = rendered(merged(merged(small(), &cpu), &json!({"domain": domain})));
         let resources = &pod["spec"]["containers"][0]["resources"];
         assert_eq!((&resources["requests"]["cpu"], &resources["limits"]["cpu"]), (&json!(expected), &json!(expected)));

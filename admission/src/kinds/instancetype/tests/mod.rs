@@ -85,8 +85,9 @@ fn vm_is_validated_with_its_instance_type_and_preference() {
     assert_eq!(validated(names.clone(), &[])["allowed"], true);
     assert_eq!(validated(json!({"instancetype": {"name": "c", "kind": "Pod"}}), &[])["allowed"], true);
     // Fields of the instance type are validated as if they were the VM's.
-    let response = validated(names, &[class(json!({"cpu": {"dedicatedCPUPlacement": true}}))]);
-    assert_eq!(field_errors(&response)[0].2, "spec.template.spec.domain.cpu.dedicatedCpuPlacement");
+    let gpu = json!({"name": "g", "deviceName": "v/g", "virtualGPUOptions": {"display": {}}});
+    let response = validated(names, &[class(json!({"gpus": [gpu]}))]);
+    assert_eq!(field_errors(&response)[0].2, "spec.template.spec.domain.devices.gpus[0].virtualGPUOptions.display");
 }
 
 #[test]
