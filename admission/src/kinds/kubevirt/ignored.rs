@@ -324,8 +324,8 @@ mod tests {
         assert_eq!(
             listed,
             [
-                "feature gate IncrementalBackup: its feature is not supported yet: incremental backup",
                 "feature gate PasstBinding: its feature is not supported yet: passt",
+                "feature gate IncrementalBackup: its feature is not supported yet: incremental backup",
                 "feature gate Snapshots: does not exist",
             ]
         );
