@@ -4,7 +4,10 @@ use api::{VirtualMachine, constants::annotation, names, owner, persistent_state}
 use serde_json::json;
 
 use super::{Observed, REFUSED, Shown, Step, marks, source, target, volumes};
-use crate::runtime::{Effect, Kind};
+use crate::{
+    persistent_state::belongs,
+    runtime::{Effect, Kind},
+};
 
 /// Returns the last step of a restore.
 pub(super) fn step(observed: &Observed) -> Result<Step, serde_json::Error> {
@@ -42,7 +45,8 @@ fn own(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
     }
 }
 
-/// Gives the VM its restored state: the claim gets the label by which the VM finds it, and then the former one is deleted.
+/// Gives the VM its restored state: the claim gets the label by which the VM finds it, and then the former one is deleted. One that was
+/// not made for the VM loses its label instead.
 fn take_state(observed: &Observed, effects: &mut Vec<Effect>) {
     let volume = format!("{}{}", persistent_state::PREFIX, observed.target());
     let restores = observed.status().restores;
@@ -55,6 +59,11 @@ fn take_state(observed: &Observed, effects: &mut Vec<Effect>) {
         effects.push(Effect::merge(Kind::Claim, &claim.metadata, label));
     }
     for former in observed.states.iter().filter(|state| state.metadata.uid != claim.metadata.uid) {
+        if !belongs(former) {
+            let unlabelled = json!({"metadata": {"labels": {persistent_state::LABEL: null}}});
+            effects.push(Effect::merge(Kind::Claim, &former.metadata, unlabelled));
+            continue;
+        }
         // Without the mark virt-controller may not delete it. With its label it is found again.
         let mark = json!({"metadata": {"annotations": {annotation::REPLACED_BY: observed.id()}}});
         effects.push(Effect::merge(Kind::Claim, &former.metadata, mark));

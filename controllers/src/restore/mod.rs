@@ -281,16 +281,15 @@ fn restore(observed: &Observed, source: Source<'_>) -> Result<Step, serde_json::
         return Ok(Step::show(working.naming(named)));
     }
     match volumes::progress(observed, source)? {
-        Progress::Failed(text) if may_fail(observed) => failed(observed, &text),
-        Progress::Failed(text) | Progress::Hindered(text) => Ok(Step::show(Shown::error(&text))),
+        Progress::Failed(text) => failed(observed, &text),
+        Progress::Hindered(text) => Ok(Step::show(Shown::error(&text)).wake(RETRY)),
         Progress::Works(effects) => Ok(Step::show(working).after(effects).wake(RETRY)),
         Progress::Made => match target::effects(observed, source)? {
             Ok(effects) => {
                 let updating = Shown::works("Updating target spec", "Waiting for target update");
                 Ok(Step::show(updating).after(effects))
             }
-            Err(text) if may_fail(observed) => failed(observed, &text),
-            Err(text) => Ok(Step::show(Shown::error(&text))),
+            Err(text) => failed(observed, &text),
         },
     }
 }
@@ -329,8 +328,11 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     }
 }
 
-/// Ends a restore that leaves the VM as it was.
+/// Ends a restore that leaves the VM as it was. Any other is tried again.
 fn failed(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
+    if !may_fail(observed) {
+        return Ok(Step::show(Shown::error(text)).wake(RETRY));
+    }
     Ok(Step::show(Shown::failed(text)).before(volumes::clean_up(observed)).before(observed.release(false)?))
 }
 

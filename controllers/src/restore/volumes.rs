@@ -94,6 +94,9 @@ pub(super) fn named(observed: &Observed, source: Source<'_>) -> Result<Named, St
     let mut restores: Vec<VolumeRestore> = Vec::new();
     for (backup, snapshot) in backups(source) {
         let claim = claim_name(observed, source, backup);
+        if observed.is_in_place() && !is_same_vm(observed, source) && observed.claims.contains_key(&claim) {
+            return Err(foreign(observed, &claim));
+        }
         // Two volumes with one claim would be restored over each other.
         if restores.iter().any(|other| other.persistent_volume_claim == claim) {
             return Err(format!("two volumes of the snapshot would be restored as PVC {claim}"));
@@ -230,22 +233,23 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
     }
     for restored in &restores {
         let name = &restored.persistent_volume_claim;
-        let path = format!("{}/{name}", observed.namespace());
         match observed.claims.get(name) {
             Some(claim) if is_own(observed, claim) => match claim.phase.as_str() {
                 _ if claim.metadata.deletion_timestamp.is_some() => waits = true,
-                "Lost" => return Ok(Progress::Failed(format!("PVC {path} in status \"Lost\""))),
+                "Lost" => {
+                    return Ok(Progress::Failed(format!("PVC {}/{name} in status \"Lost\"", observed.namespace())));
+                }
                 "Bound" => {}
                 _ => waits |= !awaits_consumer(observed, claim),
             },
-            Some(claim) if observed.is_in_place() && is_original(source, restored) => match replace(observed, claim) {
+            Some(claim) if may_replace(observed, source, restored) => match replace(observed, claim) {
                 Ok(writes) => {
                     effects.extend(writes);
                     waits = true;
                 }
                 Err(text) => return Ok(Progress::Hindered(text)),
             },
-            Some(_) => return Ok(Progress::Failed(format!("PVC {path} exists and does not belong to this restore"))),
+            Some(_) => return Ok(Progress::Failed(foreign(observed, name))),
             None => {
                 let Some((backup, _)) = backups(source).find(|(backup, _)| backup.volume_name == restored.volume_name)
                 else {
@@ -266,13 +270,23 @@ fn awaits_consumer(observed: &Observed, claim: &CachedClaim) -> bool {
     class.is_some_and(|class| class.is_late)
 }
 
-/// Returns true if a volume gets back the claim that it had.
-fn is_original(source: Source<'_>, restored: &VolumeRestore) -> bool {
+fn foreign(observed: &Observed, claim: &str) -> String {
+    format!("PVC {}/{claim} exists and does not belong to this restore", observed.namespace())
+}
+
+/// Returns true if the VM of the snapshot is restored. The claims of another one are in use, or belong to somebody else by now.
+fn is_same_vm(observed: &Observed, source: Source<'_>) -> bool {
+    source.vm.metadata.name.as_deref() == Some(observed.target())
+}
+
+/// Returns true if a volume gets back the claim that it had, in place of the present one.
+fn may_replace(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) -> bool {
     let mut backups = source.content.spec.volume_backups.iter();
-    backups.any(|backup| {
+    let is_original = backups.any(|backup| {
         backup.volume_name == restored.volume_name
             && backup.persistent_volume_claim.metadata.name.as_ref() == Some(&restored.persistent_volume_claim)
-    })
+    });
+    is_original && observed.is_in_place() && is_same_vm(observed, source)
 }
 
 /// Keeps the DataVolume of a claim from filling a new one, marks the claim and deletes it.
@@ -351,7 +365,8 @@ fn owner(
 fn labels(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> BTreeMap<String, String> {
     let mut labels = backup.persistent_volume_claim.metadata.labels.clone().unwrap_or_default();
     labels.extend(overridden(observed, backup).flat_map(|change| change.labels.clone()));
-    labels.retain(|key, _| ![persistent_state::LABEL, label::OWNED_BY].contains(&key.as_str()) && !is_reserved(key));
+    let of_others = [persistent_state::LABEL, persistent_state::MIGRATION_LABEL, label::OWNED_BY];
+    labels.retain(|key, _| !of_others.contains(&key.as_str()) && !is_reserved(key));
     let text = |part: &Option<String>| names::label_value(part.as_deref().unwrap_or_default());
     let of = &source.vm.metadata;
     labels.insert(own::RESTORE_SOURCE.to_owned(), text(&of.name));
@@ -383,9 +398,10 @@ fn annotations(
     annotations
 }
 
-/// Returns true for a key that only controllers write. Admission refuses it in overrides.
+/// Returns true for a key that only controllers write. That of a former restore would decide about the owner of this claim.
 fn is_reserved(key: &str) -> bool {
-    key.starts_with("ferrovirt.io/") || cdi::RESERVED.contains(&key)
+    ["ferrovirt.io/", "restore.kubevirt.io/"].iter().any(|prefix| key.starts_with(prefix))
+        || cdi::RESERVED.contains(&key)
 }
 
 fn overridden<'a>(observed: &'a Observed, backup: &'a VolumeBackup) -> impl Iterator<Item = &'a VolumeRestoreOverride> {

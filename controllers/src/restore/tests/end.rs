@@ -47,10 +47,16 @@ fn restored_state_replaces_the_former_one() {
         "volumeName": "persistent-state-for-v", "persistentVolumeClaim": "state-2", "volumeSnapshotName": "snap-state",
     }));
     observed.restore = restore(&status);
-    let labelled = json!({"metadata": {"labels": {"persistent-state-for": "v"}}});
-    let former = claim("state-1", "Bound", &labelled);
+    let mut labelled = json!({"metadata": {"labels": {"persistent-state-for": "v"}}});
     observed.claims.extend([claim("state-2", "Bound", &own())]);
-    observed.states = vec![former.1];
+    // One that was not made for the VM stays.
+    observed.states = vec![claim("state-1", "Bound", &labelled).1];
+    assert_eq!(
+        lines(&observed)[..3],
+        ["patch PersistentVolumeClaim state-2", "patch PersistentVolumeClaim state-1", "patch VirtualMachine v status"]
+    );
+    labelled["metadata"]["ownerReferences"] = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid", "controller": true}]);
+    observed.states = vec![claim("state-1", "Bound", &labelled).1];
     assert_eq!(
         lines(&observed)[..3],
         [
@@ -95,9 +101,27 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     observed.claims.remove("root");
     assert_eq!(refused(&mut observed), "");
     observed.failure = None;
+    let vmi = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "v"},
+        "spec": {"domain": {"devices": {}}},
+    });
+    (observed.vmi, observed.now) = (Some(object(vmi, &json!({}))), "2030-01-01T00:06:00Z".parse().unwrap());
+    assert!(texts(&observed)[0].starts_with("False Restore target failed") && texts(&observed)[2].is_empty());
+    observed.vmi = None;
     observed.volume_snapshots.remove("snap-data");
     assert_eq!(texts(&observed)[0], "False VolumeSnapshot missing snap-data");
     assert!(!lines(&observed).iter().any(|line| line.starts_with("delete") || line.starts_with("create")));
+}
+
+#[test]
+fn claims_of_the_source_are_not_replaced_for_another_vm() {
+    for (claims, fails) in [(&[][..], false), (&["data"], true), (&["root", "data"], true)] {
+        let mut observed = observed(&json!({"spec": {"volumeRestorePolicy": "InPlace", "target": {"name": "w"}}}));
+        observed.vm = None;
+        observed.claims = claims.iter().map(|name| claim(name, "Bound", &json!({}))).collect();
+        assert_eq!(texts(&observed)[2].ends_with("exists and does not belong to this restore"), fails, "{claims:?}");
+        assert_eq!(lines(&observed), ["patch VirtualMachineRestore r status"], "{claims:?}");
+    }
 }
 
 #[test]

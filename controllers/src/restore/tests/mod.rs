@@ -75,7 +75,10 @@ fn backup(volume: &str) -> Value {
         "persistentVolumeClaim": {
             "metadata": {
                 "name": volume, "labels": {"app": "x"},
-                "annotations": {"a": "b", "pv.kubernetes.io/bind-completed": "yes", "ferrovirt.io/import": "u"},
+                "annotations": {
+                    "a": "b", "pv.kubernetes.io/bind-completed": "yes", "ferrovirt.io/import": "u",
+                    "restore.kubevirt.io/owned-by-vm": "former",
+                },
                 "ownerReferences": [{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid"}],
             },
             "spec": {
