@@ -18,6 +18,26 @@ pub(super) fn validate_right(
     validate_right_of(context, &format!("{path}.spec"), spec, old.and_then(|old| old.spec.as_ref()), errors)
 }
 
+/// Adds an error if a restore adds such a disk: users write its patches, and the content of its snapshot, without being asked for
+/// the right.
+pub(super) fn reject_restored(
+    path: &str,
+    template: &VirtualMachineInstanceTemplateSpec,
+    old: Option<&VirtualMachineInstanceTemplateSpec>,
+    errors: &mut FieldErrors,
+) {
+    let Some(spec) = &template.spec else { return };
+    if let Some(disk) = added(spec, old.and_then(|old| old.spec.as_ref())) {
+        let message = format!("host disk {} cannot be added by a restore or a clone", disk.name);
+        errors.forbidden(format!("{path}.spec.volumes"), message);
+    }
+}
+
+fn added<'a>(spec: &'a VirtualMachineInstanceSpec, old: Option<&VirtualMachineInstanceSpec>) -> Option<&'a Volume> {
+    let is_old = |volume: &Volume| old.is_some_and(|old| old.volumes.contains(volume));
+    spec.volumes.iter().find(|volume| volume.host_disk.is_some() && !is_old(volume))
+}
+
 /// Adds the same error for the spec of a VMI.
 pub(super) fn validate_right_of(
     context: &Context<'_>,
@@ -26,10 +46,7 @@ pub(super) fn validate_right_of(
     old: Option<&VirtualMachineInstanceSpec>,
     errors: &mut FieldErrors,
 ) -> Result<(), Interrupt> {
-    let is_old = |volume: &Volume| old.is_some_and(|old| old.volumes.contains(volume));
-    let Some(added) = spec.volumes.iter().find(|volume| volume.host_disk.is_some() && !is_old(volume)) else {
-        return Ok(());
-    };
+    let Some(added) = added(spec, old) else { return Ok(()) };
     // A component creates what a user was asked for.
     if !errors.is_empty() || context.is_component() {
         return Ok(());

@@ -80,8 +80,17 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
         errors = volume_requests::field_errors(&vm, old.as_ref(), context.config, context.lookups)?;
     }
     let former = old.as_ref().map(|old| &old.spec.template);
+    if context.is_component() && is_restored(&vm, old.as_ref()) {
+        host_disk::reject_restored("spec.template", &vm.spec.template, former, &mut errors);
+    }
     host_disk::validate_right(context, "spec.template", &vm.spec.template, former, &mut errors)?;
     Ok(context.decide(errors, warnings))
+}
+
+/// Returns true if a restore makes or changes the VM.
+fn is_restored(vm: &VirtualMachine, old: Option<&VirtualMachine>) -> bool {
+    let restore = |vm: &VirtualMachine| vm.metadata.annotations.as_ref()?.get(annotation::LAST_RESTORE).cloned();
+    restore(vm).is_some_and(|id| Some(id) != old.and_then(restore))
 }
 
 /// Returns the stored VM; `None` on creation.

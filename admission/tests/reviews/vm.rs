@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::{Call, validate_vm, vm};
+use api::FeatureGate;
+
+use crate::{CONTROLLER, Call, validate_vm, vm};
 
 #[test]
 fn vm_gets_identity_once_and_stays_sparse() {
@@ -71,6 +73,26 @@ fn snapshot_in_progress_blocks_changes_of_a_vm() {
     object["spec"]["runStrategy"] = json!("Halted");
     let call = Call::new("/virtualmachines-validate", "virtualmachines", "UPDATE", object).was(old);
     call.refused("Cannot update vm running state until snapshot \"s1\" completes");
+}
+
+#[test]
+fn restores_add_no_files_of_the_node() {
+    let disk = json!({"name": "file", "hostDisk": {"path": "/var/disks/a.img", "type": "Disk"}});
+    let mut object = vm();
+    let spec = &mut object["spec"]["template"]["spec"];
+    spec["volumes"].as_array_mut().unwrap().push(disk);
+    spec["domain"]["devices"]["disks"].as_array_mut().unwrap().push(json!({"name": "file", "disk": {}}));
+    let call = |object: &Value| validate_vm(object.clone()).with(FeatureGate::HostDisk).by(CONTROLLER);
+    call(&object).allowed();
+    let was = object.clone();
+    object["metadata"]["annotations"] = json!({"restore.kubevirt.io/lastRestoreUID": "r-uid"});
+    call(&object).refused("host disk file cannot be added by a restore or a clone");
+    let update = |old: Value| {
+        let update = Call::new("/virtualmachines-validate", "virtualmachines", "UPDATE", object.clone());
+        update.with(FeatureGate::HostDisk).by(CONTROLLER).was(old)
+    };
+    update(vm()).refused("host disk file cannot be added by a restore or a clone");
+    update(was).allowed();
 }
 
 #[test]
