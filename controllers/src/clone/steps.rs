@@ -13,8 +13,8 @@ use api::{
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
 use super::{
-    Observed, REFUSED, Shown, Step, VM, checks, clones_vm, patches, restore_name, snapshot_name, status::Phase,
-    target_name,
+    ATTEMPTS, Observed, REFUSED, Shown, Step, VM, checks, clones_vm, patches, restore_name, snapshot_name,
+    status::Phase, target_name,
 };
 use crate::runtime::{Effect, Event, Kind};
 
@@ -26,6 +26,10 @@ pub(super) fn failed(observed: &Observed, reason: &'static str, text: String) ->
 
 /// Returns the deletion of the restore, and of the snapshot if it was made for the clone.
 fn leftovers(observed: &Observed) -> Vec<Effect> {
+    // They are deleted with the clone if another party does not let them go now.
+    if observed.failure.as_ref().is_some_and(|failure| failure.reason == REFUSED && failure.attempts > ATTEMPTS) {
+        return Vec::new();
+    }
     let restore = observed.restore.as_ref().map(|known| (Kind::VmRestore, &known.metadata, is_own(observed, &**known)));
     let snapshot = observed.snapshot.as_ref();
     let snapshot = snapshot.map(|known| (Kind::VmSnapshot, &known.metadata, is_own(observed, &**known)));

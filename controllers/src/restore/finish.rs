@@ -26,7 +26,9 @@ pub(super) fn effects(observed: &Observed) -> Vec<Effect> {
     }
     own(observed, vm, &mut effects);
     take_state(observed, &mut effects);
-    delete_data_volumes(observed, vm, &mut effects);
+    if !observed.gives_up() {
+        delete_data_volumes(observed, vm, &mut effects);
+    }
     effects.into_iter().map(|effect| effect.refused_as(REFUSED)).collect()
 }
 

@@ -177,6 +177,15 @@ impl Observed {
         Effect::merge(Kind::VmRestore, &self.restore.metadata, json!({"metadata": {"finalizers": all}}))
     }
 
+    fn refusal(&self) -> Option<&Failure> {
+        self.failure.as_ref().filter(|failure| failure.reason == REFUSED)
+    }
+
+    /// Returns true once nothing is deleted any more that another party does not let go.
+    fn gives_up(&self) -> bool {
+        self.refusal().is_some_and(|failure| failure.attempts > ATTEMPTS)
+    }
+
     fn is_held_back(&self) -> bool {
         self.restore.metadata.finalizers.iter().flatten().any(|name| name == finalizer::RESTORE)
     }
@@ -210,7 +219,7 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
         ))
         .before(hold));
     }
-    if let Some(failure) = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED) {
+    if let Some(failure) = observed.refusal() {
         if failure.attempts >= ATTEMPTS && may_fail(observed) {
             return failed(observed, &failure.message);
         }
@@ -341,8 +350,12 @@ fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
     if !observed.is_held_back() {
         return Ok(Step::default());
     }
+    if let Some(failure) = observed.refusal().filter(|failure| !observed.gives_up() && failure.blocks(observed.now)) {
+        return Ok(Step::default().wake(failure.remaining(observed.now)));
+    }
     let step = Step::show(Shown::ends("VM restore is deleting"));
-    let step = if observed.restore.is_final() {
+    // It must not hold back its VM and its namespace.
+    let step = if observed.restore.is_final() || observed.gives_up() {
         step
     } else if observed.is_done() {
         step.before(finish::effects(observed))

@@ -204,7 +204,7 @@ pub(super) fn is_begun(observed: &Observed) -> bool {
 /// Deletes the claims of a restore that leaves the VM as it was.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
     // The former content is in the snapshot only.
-    if observed.is_in_place() {
+    if observed.is_in_place() || observed.gives_up() {
         return Vec::new();
     }
     let restores = observed.status().restores;

@@ -157,6 +157,17 @@ fn deleted_restore_leaves_the_vm_as_it_was_or_complete() {
     let lease = ["patch VirtualMachine v status".to_owned()];
     assert_eq!(deleted(made, json!({})), [&claims[..], &lease, &ends.map(str::to_owned)].concat());
     assert_eq!(deleted(done(), json!({})), [&lease[..], &ends.map(str::to_owned)].concat());
+    // Claims that another party keeps hold back nothing.
+    for (attempts, wait, expected) in [
+        (1, 10, vec![]),
+        (ATTEMPTS, 0, [&claims[..], &lease, &ends.map(str::to_owned)].concat()),
+        (ATTEMPTS + 1, 10, [&lease[..], &ends.map(str::to_owned)].concat()),
+    ] {
+        let mut refused = Observed { claims: bound(), ..observed(&json!({})) };
+        let retry_at = refused.now + jiff::SignedDuration::from_secs(wait);
+        refused.failure = Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at, attempts });
+        assert_eq!(deleted(refused, json!({})), expected, "{attempts}");
+    }
     let mut complete = done();
     complete.vm = None;
     assert_eq!(deleted(complete, json!({"complete": true})), ends);
