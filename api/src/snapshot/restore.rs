@@ -59,6 +59,17 @@ pub struct VirtualMachineRestoreSpec {
 }
 
 impl VirtualMachineRestore {
+    /// Returns true if claims are deleted and made again under their names.
+    pub fn is_in_place(&self) -> bool {
+        self.spec.volume_restore_policy.as_deref() == Some("InPlace")
+    }
+
+    /// Returns true if it may have deleted such claims, and has not ended.
+    pub fn is_begun_in_place(&self) -> bool {
+        let is_named = self.status.as_ref().is_some_and(|status| !status.restores.is_empty());
+        self.is_in_place() && is_named && !self.is_final()
+    }
+
     /// Returns true if the restore is complete or has failed.
     pub fn is_final(&self) -> bool {
         self.status.as_ref().is_some_and(|status| {

@@ -146,7 +146,7 @@ impl Observed {
     }
 
     fn is_in_place(&self) -> bool {
-        self.restore.spec.volume_restore_policy.as_deref() == Some("InPlace")
+        self.restore.is_in_place()
     }
 
     /// Returns true if this restore has changed or created the VM.

@@ -11,7 +11,7 @@ use crate::{
     data_volumes::DataVolumes,
     resources::{
         Caches, Resource, needs,
-        vm_snapshots::{SnapshotIndex, vm_key},
+        vm_snapshots::{RestoreIndex, SnapshotIndex, vm_key},
         vms::VmIndex,
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
@@ -35,6 +35,7 @@ impl Controller for Snapshots {
         Resource::StorageProfiles,
         Resource::VmSnapshots,
         Resource::VmSnapshotContents,
+        Resource::VmRestores,
     ]);
     type Caches = Caches;
     type Observed = Observed;
@@ -44,6 +45,11 @@ impl Controller for Snapshots {
         wake.on_object(&caches.vm_snapshot_contents, |content| {
             let snapshot = content.spec.virtual_machine_snapshot_name.clone();
             snapshot.map(|name| Key::new(content.metadata.namespace.clone().unwrap_or_default(), name))
+        });
+        wake.on_object(&caches.vm_restores, |restore| {
+            let namespace = restore.metadata.namespace.clone().unwrap_or_default();
+            let key = Key::new(namespace, restore.spec.virtual_machine_snapshot_name.as_str());
+            restore.is_in_place().then_some(key)
         });
         let of_vm = |caches: &Arc<Caches>| {
             let caches = caches.clone();
@@ -81,7 +87,9 @@ impl Controller for Snapshots {
         let volumes = volumes.unwrap_or_default();
         let names: Vec<String> = volumes.iter().map(|volume| volume.claim.clone()).collect();
         let claims = caches.claims_named(&key.namespace, names.iter().cloned());
+        let restores = caches.vm_restores.by(&RestoreIndex::Snapshot(key.clone()));
         Some(Observed {
+            is_in_use: restores.iter().any(|restore| restore.is_begun_in_place()),
             data_volumes: DataVolumes::of(caches, &key.namespace, &claims, names),
             snapshot,
             vm,

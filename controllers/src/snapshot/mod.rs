@@ -59,6 +59,8 @@ pub(crate) struct Observed {
     pub volumes: Vec<SourceVolume>,
     /// DataVolumes of these claims.
     pub data_volumes: DataVolumes,
+    /// A restore in place has begun: the content of claims that it replaces is in the snapshot only.
+    pub is_in_use: bool,
     /// The last write for this snapshot that was refused.
     pub failure: Option<Failure>,
     /// The current time.
@@ -120,6 +122,9 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     let snapshot = &*observed.snapshot;
     if !observed.is_deleting() {
         keep(snapshot, &mut decision);
+    } else if observed.is_in_use {
+        // The end of the restore, or its deletion, wakes the snapshot.
+        return Ok(decision);
     }
     let stage = if observed.is_deleting() {
         let was_final = snapshot.is_final();

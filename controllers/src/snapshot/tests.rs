@@ -91,6 +91,7 @@ fn observed(
         content,
         volumes: vec![volume(&json!({}), &[])],
         data_volumes: DataVolumes::default(),
+        is_in_use: false,
         failure: None,
         now: now(),
     }
@@ -274,4 +275,15 @@ fn pods_that_use_the_disks_of_a_stopped_vm_are_read_first() {
     let decision = decide(&observed).unwrap();
     assert!(matches!(decision.effects.first(), Some(Effect::ReadUsers { .. })));
     assert_eq!(shown(&decision.effects[1..]), ["status Snapshot"]);
+}
+
+#[test]
+fn snapshot_stays_while_its_content_is_the_only_one() {
+    let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}});
+    for (is_in_use, effects) in [(true, &[][..]), (false, &["delete SnapshotContent"])] {
+        let mut observed =
+            observed(snapshot(&deleted), None, Some(content(&json!({"creationTime": "2030-01-01T00:00:00Z"}))));
+        observed.is_in_use = is_in_use;
+        assert_eq!(shown(&decide(&observed).unwrap().effects), effects);
+    }
 }

@@ -63,14 +63,16 @@ pub(super) fn begin(
 ) -> Step {
     if let Some(limit) = limit(status) {
         let is_over = observed.now >= limit;
-        let is_refused =
-            observed.failure.as_ref().is_some_and(|failure| failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE);
-        if !is_over && !is_refused {
+        let refused = |reason| observed.failure.as_ref().is_some_and(|failure| failure.reason == reason);
+        // A guest that was not thawed after a refused volume thaws itself.
+        let is_left = refused(THAW);
+        if !is_over && !is_left && !refused(event::FAILED_VOLUME_SNAPSHOT_CREATE) {
             decision.wake(Duration::try_from(limit.duration_since(observed.now)).unwrap_or_default());
             return Step::Nothing;
         }
         record(status, QuiesceState::TimedOut, None);
-        return if is_over || agent(observed.vmi.as_deref()).is_none() { Step::Nothing } else { Step::Call(None) };
+        let calls = !is_over && !is_left && agent(observed.vmi.as_deref()).is_some();
+        return if calls { Step::Call(None) } else { Step::Nothing };
     }
     if status.quiesce.is_some() {
         return Step::Nothing;

@@ -129,6 +129,7 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
             failure(event::FAILED_VOLUME_SNAPSHOT_CREATE, "quota", 1),
             "thaw TimedOut vs-b",
         ),
+        (&recent, agent(), taken(&[("a", None)]), failure(quiesce::THAW, "no answer", 1), "TimedOut vs-b"),
         (&old, agent(), taken(&[("a", None), ("b", in_time)]), None, "TimedOut"),
         (&recent, agent(), all(in_time), None, "thaw Thawed+created"),
         (&recent, None, all(in_time), None, "Thawed+created"),
