@@ -3,6 +3,7 @@
 use api::{
     VirtualMachine, VirtualMachineInstanceSpec,
     cdi::{annotation, label},
+    persistent_state,
     snapshot::{
         VirtualMachineSnapshot,
         content::VirtualMachineSnapshotContent,
@@ -22,8 +23,10 @@ use crate::{
 const VERSION: &str = "v1beta1";
 const PATCHES: &str = "spec.patches";
 
-/// Prefix of annotations by which Ferrovirt decides.
-const OWN: &str = "ferrovirt.io/";
+/// Prefixes of annotations and labels by which restores and Ferrovirt decide.
+const OWN: [&str; 2] = ["ferrovirt.io/", "restore.kubevirt.io/"];
+/// Labels by which the claims of DataVolumes and those with the state of VMs are found.
+const LABELS: [&str; 3] = [label::OWNED_BY, persistent_state::LABEL, persistent_state::MIGRATION_LABEL];
 
 /// Serves `/virtualmachinerestores-validate`.
 pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
@@ -127,7 +130,9 @@ fn validate_overrides(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors
         }
         // Controllers decide by them about the content of claims.
         for key in change.annotations.keys().chain(change.labels.keys()) {
-            if key.starts_with(OWN) || annotation::RESERVED.contains(&key.as_str()) || key == label::OWNED_BY {
+            let key = key.as_str();
+            let is_own = OWN.iter().any(|prefix| key.starts_with(prefix));
+            if is_own || annotation::RESERVED.contains(&key) || LABELS.contains(&key) {
                 errors.invalid(&path, format!("{key} is set by controllers only"));
             }
         }

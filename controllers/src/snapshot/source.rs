@@ -96,6 +96,10 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
         vm.metadata.namespace.as_deref().unwrap_or_default(),
         vm.metadata.name.as_deref().unwrap_or_default()
     );
+    // It cannot get the finalizer any more.
+    if vm.metadata.deletion_timestamp.is_some() {
+        return Some(format!(" source {path} is being deleted"));
+    }
     for (told, of) in [
         ("volume doesnt exist", &(|volume: &SourceVolume| volume.known.is_none()) as &dyn Fn(&SourceVolume) -> bool),
         ("volume is being deleted", &|volume| is_deleting(volume)),

@@ -209,6 +209,7 @@ fn refusals_name_what_is_in_the_way() {
         (vm(&json!({})), running(), gone, " source n/v volume doesnt exist: c"),
         (vm(&json!({})), running(), several, " source n/v volume root: 2 matching VolumeSnapshotClasses for d"),
         (vm(&json!({})), migrating, volume(&json!({}), &[]), " source n/v is migrating"),
+        (vm(&deleted), running(), volume(&json!({}), &[]), " source n/v is being deleted"),
         (restored, running(), volume(&json!({}), &[]), " restore \"r\" in progress"),
     ] {
         let observed = Observed { vmi, volumes: vec![volume], ..observed(snapshot(&json!({})), Some(vm), None) };
