@@ -20,8 +20,12 @@ use std::{
 };
 
 use api::persistent_state::{LOCAL_CA, META, MIGRATED, NVRAM, SWTPM};
+use rustix::io::Errno;
 
-use crate::{files::UntrustedDir, paths::Paths};
+use crate::{
+    files::{FileError, UntrustedDir},
+    paths::Paths,
+};
 
 /// Directory of the TPM 2.0 in a state directory, as libvirt names it.
 const TPM2: &str = "tpm2";
@@ -68,7 +72,7 @@ fn steps(uuid: &str, marker: &str, entries: &[(String, bool)]) -> Vec<Step> {
 }
 
 /// Returns the part after `UUID.` of a name.
-fn suffix<'a>(uuid: &str, name: &'a str) -> Option<&'a str> {
+pub(super) fn suffix<'a>(uuid: &str, name: &'a str) -> Option<&'a str> {
     name.strip_prefix(uuid)?.strip_prefix('.')
 }
 
@@ -99,9 +103,18 @@ impl StateClaim {
 
     /// Returns the state directory of a guest that starts, with the state that a migration has moved.
     pub(super) fn settle(&self, uuid: &str) -> Result<PathBuf> {
+        self.settle_by(uuid, &self.marker()?)
+    }
+
+    /// Makes the state in the directory `name` that of the next start. The marker is not asked: it may not have been written.
+    pub(super) fn keep(&self, uuid: &str, name: &str) -> Result<()> {
+        self.settle_by(uuid, suffix(uuid, name).unwrap_or_default()).map(drop)
+    }
+
+    fn settle_by(&self, uuid: &str, marker: &str) -> Result<PathBuf> {
         let directory = self.directory.join(SWTPM);
         make_directory(&directory)?;
-        for step in steps(uuid, &self.marker(), &self.entries()?) {
+        for step in steps(uuid, marker, &self.entries()?) {
             tracing::info!(?step, "settling the state of the TPM");
             match step {
                 Step::Remove(name) => remove(&directory.join(name))?,
@@ -118,7 +131,7 @@ impl StateClaim {
         uuid: &str,
         make: impl FnOnce(&Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        if has_state(&self.tpm(uuid)) {
+        if has_state(&self.tpm(uuid))? {
             return Ok(());
         }
         let name = format!("{uuid}.{NEW}");
@@ -147,7 +160,7 @@ impl StateClaim {
 
     /// Records that the guest has left by this migration.
     pub(super) fn mark(&self, migration: &str) -> Result<()> {
-        if self.marker() == migration {
+        if self.marker()? == migration {
             return Ok(());
         }
         let directory = self.directory.join(META);
@@ -164,8 +177,8 @@ impl StateClaim {
     /// Removes the state in `own` of a guest that has left, if another directory of the claim has it.
     pub(super) fn leave(&self, own: &Path) -> Result<()> {
         let Some((uuid, name)) = self.name_of(own) else { return Ok(()) };
-        let moved = format!("{uuid}.{}", self.marker());
-        if moved != name && has_state(&self.tpm(&moved)) {
+        let moved = format!("{uuid}.{}", self.marker()?);
+        if moved != name && has_state(&self.tpm(&moved))? {
             remove(&self.directory.join(SWTPM).join(name))?;
             sync(&self.directory.join(SWTPM))?;
         }
@@ -173,8 +186,9 @@ impl StateClaim {
     }
 
     /// Returns true if the claim has the state that this migration has brought, beside that of its source. `own` is one of both.
-    pub(super) fn has_state_of(&self, own: &Path, migration: &str) -> bool {
-        self.name_of(own).is_some_and(|(uuid, _)| has_state(&self.tpm(&format!("{uuid}.{migration}"))))
+    pub(super) fn has_state_of(&self, own: &Path, migration: &str) -> Result<bool> {
+        let Some((uuid, _)) = self.name_of(own) else { return Ok(false) };
+        has_state(&self.tpm(&format!("{uuid}.{migration}")))
     }
 
     /// Returns the UUID and the name of a state directory in the claim.
@@ -187,19 +201,32 @@ impl StateClaim {
     fn entries(&self) -> Result<Vec<(String, bool)>> {
         let names = UntrustedDir::open(&self.directory).and_then(|claim| claim.entries(Path::new(SWTPM)));
         let names = names.map_err(std::io::Error::other)?;
-        Ok(names.into_iter().map(|name| (name.clone(), has_state(&self.tpm(&name)))).collect())
+        names.into_iter().map(|name| has_state(&self.tpm(&name)).map(|has_state| (name, has_state))).collect()
     }
 
-    fn marker(&self) -> String {
+    /// Returns the marker; empty without one, and for what no launcher writes. One that cannot be read is an error: without it an old
+    /// state would be taken for the present one.
+    fn marker(&self) -> Result<String> {
         let file = Path::new(META).join(MIGRATED);
-        let text = UntrustedDir::open(&self.directory).and_then(|claim| claim.read(&file, MARKER_LIMIT));
-        let text = text.ok().and_then(|text| String::from_utf8(text).ok()).unwrap_or_default();
-        Some(text.trim()).filter(|text| Paths::is_single_component(text)).unwrap_or_default().to_owned()
+        let text = match UntrustedDir::open(&self.directory).and_then(|claim| claim.read(&file, MARKER_LIMIT)) {
+            Ok(text) => String::from_utf8(text).unwrap_or_default(),
+            Err(FileError::TooLong { .. } | FileError::NotRegular(_)) => String::new(),
+            Err(error) => match error.errno() {
+                Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => String::new(),
+                _ => return Err(std::io::Error::other(error)),
+            },
+        };
+        Ok(Some(text.trim()).filter(|text| Paths::is_single_component(text)).unwrap_or_default().to_owned())
     }
 }
 
-fn has_state(directory: &Path) -> bool {
-    directory.join(PERMANENT).is_file()
+/// Returns true if a directory holds the state of a TPM. Storage that does not answer is an error: the state would be made anew.
+fn has_state(directory: &Path) -> Result<bool> {
+    match std::fs::metadata(directory.join(PERMANENT)) {
+        Ok(metadata) => Ok(metadata.is_file()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 pub(super) fn make_directory(path: &Path) -> Result<()> {

@@ -8,7 +8,7 @@ use std::{
         fd::OwnedFd,
         unix::fs::{OpenOptionsExt, symlink},
     },
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -23,6 +23,8 @@ const SWTPM: &str = "/usr/bin/swtpm";
 const SWTPM_SETUP: &str = "/usr/bin/swtpm_setup";
 /// Name of the process in `/proc/PID/comm`.
 const COMMAND: &str = "swtpm";
+/// Begin of the name of QEMU's process.
+const QEMU: &str = "qemu-";
 /// Time limit of making a TPM: keys of a certificate authority are made, too.
 const SETUP_DEADLINE: Duration = Duration::from_secs(40);
 /// Time limit of a start, and of an end after a signal.
@@ -171,8 +173,16 @@ pub(super) fn running(paths: &Paths) -> Option<OwnedFd> {
     let pid = pid_in(&paths.tpm_process())?;
     let process = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
     // Afterwards: the number may be that of another process.
-    let name = std::fs::read_to_string(PathBuf::from(format!("/proc/{}/comm", pid.as_raw_nonzero()))).ok()?;
-    (name.trim() == COMMAND && !has_ended(pid)).then_some(process)
+    (name(pid)?.trim() == COMMAND && !has_ended(pid)).then_some(process)
+}
+
+/// Returns true if the process of a file is a QEMU that runs.
+pub(super) fn is_qemu(file: &Path) -> bool {
+    pid_in(file).is_some_and(|pid| name(pid).is_some_and(|name| name.starts_with(QEMU)) && !has_ended(pid))
+}
+
+fn name(pid: Pid) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).ok()
 }
 
 /// Returns true for a process that has ended and was not reaped.
@@ -182,8 +192,15 @@ fn has_ended(pid: Pid) -> bool {
 }
 
 /// Returns the process of a file, if there is one.
-pub(super) fn process_in(file: &Path) -> Option<OwnedFd> {
-    pid_in(file).and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok())
+pub(super) fn process_in(file: &Path) -> Option<(Pid, OwnedFd)> {
+    let pid = pid_in(file)?;
+    Some((pid, pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?))
+}
+
+/// Returns true for a process that the kernel is ending: it takes its memory away first, for many seconds if there is much of it.
+pub(super) fn is_ending(pid: Pid) -> bool {
+    // Arguments lie in the memory of the process.
+    std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).is_ok_and(|arguments| arguments.is_empty())
 }
 
 fn pid_in(file: &Path) -> Option<Pid> {
@@ -247,6 +264,16 @@ mod tests {
         assert!(!emulator.wait().unwrap().success());
         assert!(running(&paths).is_none());
         remove_pod(&paths);
+    }
+
+    #[test]
+    fn a_process_without_memory_is_ending() {
+        let mut process = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let pid = Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
+        assert!(!is_ending(pid));
+        process.kill().unwrap();
+        wait_for("end", || is_ending(pid).then_some(())).unwrap();
+        process.wait().unwrap();
     }
 
     #[test]

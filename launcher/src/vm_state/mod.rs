@@ -14,6 +14,7 @@ mod claim;
 mod emulator;
 
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -50,6 +51,9 @@ pub(crate) enum VmStateError {
     /// The state of a TPM is found by the firmware's UUID.
     #[error("VMI has no valid firmware UUID, by which the state of its TPM is found")]
     NoUuid,
+    /// Another preparation was faster.
+    #[error("the TPM is in use: QEMU runs already")]
+    Runs,
     /// A program of the emulator has failed.
     #[error("{program} has failed: {message}")]
     Program { program: String, message: String },
@@ -100,6 +104,10 @@ impl VmState {
         let ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         if *ending {
             return Err(VmStateError::Late("start"));
+        }
+        // A preparation that storage has held up must not take the TPM from the guest that another one has started.
+        if emulator::is_qemu(&self.guest) {
+            return Err(VmStateError::Runs);
         }
         emulator::end(&self.paths)?;
         let state = self.tpm(vmi, migration)?;
@@ -156,12 +164,10 @@ impl VmState {
     /// Marks the claim; `beside`: only if it has the state of both ends. Storage that does not answer is left after a time limit, since
     /// the guest stands still.
     async fn mark(&self, migration: &str, beside: bool) {
-        let Some(claim) = StateClaim::of(&self.paths) else { return };
         let Ok(turn) = MARKING.try_acquire() else { return };
-        let (migration, own) = (migration.to_owned(), self.paths.tpm_state());
+        let (migration, paths) = (migration.to_owned(), self.paths.clone());
         let marked = tokio::task::spawn_blocking(move || {
-            let is_due = !beside || std::fs::read_link(own).is_ok_and(|own| claim.has_state_of(&own, &migration));
-            let marked = if is_due { claim.mark(&migration) } else { Ok(()) };
+            let marked = mark(&paths, &migration, beside);
             drop(turn);
             marked
         });
@@ -177,11 +183,10 @@ impl VmState {
     /// Writes out what the claim holds, before a snapshot.
     pub(crate) async fn sync(&self) -> std::io::Result<()> {
         let path = self.paths.vm_state.clone();
-        if !path.is_dir() {
-            return Ok(());
-        }
-        let written = tokio::task::spawn_blocking(move || -> std::io::Result<()> {
-            Ok(rustix::fs::syncfs(std::fs::File::open(path)?)?)
+        let written = tokio::task::spawn_blocking(move || match std::fs::File::open(path) {
+            Ok(claim) => Ok(rustix::fs::syncfs(claim)?),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         });
         match timeout(DEADLINE, written).await {
             Ok(Ok(written)) => written,
@@ -210,8 +215,14 @@ impl VmState {
         };
         match (end, claim.name_of(&own)) {
             (End::Left, _) => claim.leave(&own)?,
-            (End::Here, Some((uuid, _))) => drop(claim.settle(uuid)?),
-            (End::Here, None) | (End::Unknown, _) => {}
+            (End::Here { arrived }, Some((uuid, name))) => {
+                // The directory of a guest that has not arrived is not the state, and the source uses another one.
+                let is_of = |migration: &str| arrived.as_deref() == Some(migration);
+                if claim::suffix(uuid, name).is_none_or(is_of) {
+                    claim.keep(uuid, name)?;
+                }
+            }
+            (End::Here { .. }, None) | (End::Unknown, _) => {}
         }
         Ok(())
     }
@@ -231,8 +242,8 @@ impl VmState {
             let guest = emulator::process_in(&self.guest);
             sleep(RESTART_PAUSE.saturating_sub(began.elapsed())).await;
             self.start_again().await;
-            let Some(guest) = guest else { continue };
-            if timeout(GRACE, emulator::ended(guest)).await.is_err() {
+            let Some((pid, guest)) = guest else { continue };
+            if timeout(GRACE, emulator::ended(guest)).await.is_err() && !emulator::is_ending(pid) {
                 let _ = lost.send("the TPM emulator of the guest has ended".to_owned()).await;
             }
         }
@@ -251,12 +262,15 @@ impl VmState {
 }
 
 /// Where the guest is when its launcher ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     /// It has left.
     Left,
-    /// It has ended here, and no other launcher has its state.
-    Here,
+    /// It has ended here, or has never been here.
+    Here {
+        /// The migration by which it has come.
+        arrived: Option<String>,
+    },
     Unknown,
 }
 
@@ -264,11 +278,24 @@ impl End {
     fn of(state: &LauncherState) -> Self {
         match &state.migration {
             _ if state.reason == "migrated" => Self::Left,
-            None => Self::Here,
-            Some(migration) if migration.step() == MigrationStep::Moved => Self::Here,
+            None => Self::Here { arrived: None },
+            Some(report) if report.step() == MigrationStep::Moved => {
+                Self::Here { arrived: Some(report.migration.clone()) }
+            }
             Some(_) => Self::Unknown,
         }
     }
+}
+
+/// Marks the claim of a pod, if it has one; `beside`: only if it has the state of both ends. Blocks.
+fn mark(paths: &Paths, migration: &str, beside: bool) -> std::io::Result<()> {
+    let Some(claim) = StateClaim::of(paths) else { return Ok(()) };
+    let is_due = !beside
+        || match std::fs::read_link(paths.tpm_state()) {
+            Ok(own) => claim.has_state_of(&own, migration)?,
+            Err(_) => false,
+        };
+    if is_due { claim.mark(migration) } else { Ok(()) }
 }
 
 /// Returns a UUID in the form in which libvirt names directories.

@@ -75,12 +75,15 @@ fn state_that_persists_needs_a_claim_and_a_uuid() {
 
 #[test]
 fn a_launcher_that_was_a_source_leaves_the_claim_to_the_next_start() {
-    let report = |step: MigrationStep| Some(MigrationReport { step: step.into(), ..MigrationReport::default() });
+    let report = |step: MigrationStep| {
+        Some(MigrationReport { migration: "a".into(), step: step.into(), ..MigrationReport::default() })
+    };
+    let here = |arrived: Option<&str>| End::Here { arrived: arrived.map(str::to_owned) };
     for (migration, reason, expected) in [
-        (None, "shutdown", End::Here),
-        (None, "crashed", End::Here),
+        (None, "shutdown", here(None)),
+        (None, "crashed", here(None)),
         (report(MigrationStep::Moved), "migrated", End::Left),
-        (report(MigrationStep::Moved), "shutdown", End::Here),
+        (report(MigrationStep::Moved), "shutdown", here(Some("a"))),
         (report(MigrationStep::NotMoved), "shutdown", End::Unknown),
         (report(MigrationStep::Copying), "crashed", End::Unknown),
         (report(MigrationStep::Releasing), "", End::Unknown),
@@ -93,4 +96,53 @@ fn a_launcher_that_was_a_source_leaves_the_claim_to_the_next_start() {
         };
         assert_eq!(End::of(&state), expected, "{state:?}");
     }
+}
+
+#[test]
+fn a_target_without_its_guest_leaves_the_directories_of_the_source_alone() {
+    const UUID: &str = "5d307ca9-b3ef-428c-8861-06e72d69f223";
+    let here = |arrived: Option<&str>| End::Here { arrived: arrived.map(str::to_owned) };
+    // The source has come by migration `a`, and this launcher prepares for `b`.
+    for (end, expected) in [(here(None), ["a", "b"].as_slice()), (here(Some("a")), &["a", "b"]), (here(Some("b")), &[])]
+    {
+        let paths = pod("target", true);
+        let states = paths.vm_state.join("swtpm");
+        let of = |suffix: &str| states.join(format!("{UUID}.{suffix}"));
+        for suffix in ["a", "b"] {
+            std::fs::create_dir_all(of(suffix).join("tpm2")).unwrap();
+            std::fs::write(of(suffix).join("tpm2/tpm2-00.permall"), suffix).unwrap();
+        }
+        std::fs::create_dir_all(paths.vm_state.join("meta")).unwrap();
+        std::fs::write(paths.vm_state.join("meta/migrated"), "a").unwrap();
+        std::os::unix::fs::symlink(of("b").join("tpm2"), paths.tpm_state()).unwrap();
+        state(&paths).tidy_up(end.clone()).unwrap();
+        let left: Vec<&str> = ["a", "b"].into_iter().filter(|suffix| of(suffix).exists()).collect();
+        assert_eq!((left.as_slice(), states.join(UUID).exists()), (expected, expected.is_empty()), "{end:?}");
+        let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
+    }
+}
+
+#[test]
+fn a_preparation_that_comes_late_leaves_the_tpm_of_a_running_guest_alone() {
+    let paths = pod("late", true);
+    let program = paths.private.join("qemu-test");
+    std::fs::copy("/bin/sleep", &program).unwrap();
+    let mut guest = std::process::Command::new(&program).arg("600").spawn().unwrap();
+    let state = state(&paths);
+    std::fs::write(&state.guest, guest.id().to_string()).unwrap();
+    // The process gets its name after the program is loaded.
+    while !emulator::is_qemu(&state.guest) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let kept = paths.vm_state.join("swtpm/5d307ca9-b3ef-428c-8861-06e72d69f223/tpm2");
+    std::fs::create_dir_all(&kept).unwrap();
+    let firmware = json!({"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"});
+    let vmi = vmi(json!({"devices": {"tpm": {"persistent": true}}, "firmware": firmware}));
+    for migration in [None, Some("a")] {
+        assert!(matches!(state.prepare(&vmi, migration), Err(VmStateError::Runs)), "{migration:?}");
+    }
+    guest.kill().unwrap();
+    guest.wait().unwrap();
+    assert!(kept.exists() && !emulator::is_qemu(&state.guest));
+    let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
 }

@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
 
@@ -96,7 +96,7 @@ fn a_tpm_is_made_once_and_whole() {
         scratch.write(directory, "half");
         Err(std::io::Error::other("interrupted"))
     });
-    assert!(failed.is_err() && !has_state(&claim.settle(UUID).unwrap()));
+    assert!(failed.is_err() && !has_state(&claim.settle(UUID).unwrap()).unwrap());
     for (content, expected) in [("first", "first"), ("second", "first")] {
         claim
             .make_tpm(UUID, |directory| -> Result<()> {
@@ -126,9 +126,11 @@ fn a_shared_claim_has_a_directory_for_each_end_of_a_migration() {
         let target = claim.arrive(UUID, migration).unwrap();
         assert_ne!(target, own);
         let content = (number + 1).to_string();
-        assert!(!claim.has_state_of(&own, migration), "{migration} has not brought it yet");
+        assert!(!claim.has_state_of(&own, migration).unwrap(), "{migration} has not brought it yet");
         scratch.write(&target, &content);
-        assert!(claim.has_state_of(&own, migration) && claim.has_state_of(&target, migration), "{migration}");
+        for end in [&own, &target] {
+            assert!(claim.has_state_of(end, migration).unwrap(), "{migration}");
+        }
         claim.mark(migration).unwrap();
         claim.leave(&own).unwrap();
         assert!(!own.exists(), "{migration}");
@@ -154,12 +156,47 @@ fn a_claim_of_its_own_has_the_state_where_the_next_start_looks() {
     assert_eq!(target.0.arrive(UUID, "a").unwrap(), arrived, "a repeated request");
     target.write(&arrived, "x");
     source.0.mark("a").unwrap();
-    assert_eq!(source.0.marker(), "a");
+    assert_eq!(source.0.marker().unwrap(), "a");
     let own = source.0.tpm(UUID);
     source.0.leave(&own).unwrap();
-    assert!(has_state(&own), "the source's claim is whole until the hand-off");
-    assert!(!source.0.has_state_of(&own, "a") && !target.0.has_state_of(&arrived, "a"));
+    assert!(has_state(&own).unwrap(), "the source's claim is whole until the hand-off");
+    assert!(!source.0.has_state_of(&own, "a").unwrap() && !target.0.has_state_of(&arrived, "a").unwrap());
     assert_eq!(target.0.settle(UUID).unwrap(), arrived);
+}
+
+#[test]
+fn the_state_that_ran_is_kept_without_its_marker() {
+    for (name, expected) in [(format!("{UUID}.a"), "moved"), (UUID.to_owned(), "own")] {
+        let scratch = Scratch::new("kept");
+        let claim = &scratch.0;
+        for (directory, content) in [(UUID.to_owned(), "own"), (format!("{UUID}.a"), "moved")] {
+            make_directory(&claim.tpm(&directory)).unwrap();
+            scratch.write(&claim.tpm(&directory), content);
+        }
+        claim.keep(UUID, &name).unwrap();
+        assert_eq!(claim.entries().unwrap(), [(UUID.to_owned(), true)]);
+        assert_eq!(scratch.read(&claim.tpm(UUID)), expected);
+    }
+}
+
+#[test]
+fn a_marker_or_state_that_cannot_be_read_is_an_error() {
+    if rustix::process::geteuid().is_root() {
+        return skips::skip("a user without root's rights, for files that it cannot read");
+    }
+    let scratch = Scratch::new("unreadable");
+    let claim = &scratch.0;
+    let own = claim.settle(UUID).unwrap();
+    make_directory(&own).unwrap();
+    scratch.write(&own, "x");
+    claim.mark("a").unwrap();
+    let permit = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    for path in [claim.directory.join(META), own.clone()] {
+        permit(&path, 0);
+        assert!(claim.settle(UUID).is_err(), "{}", path.display());
+        permit(&path, 0o750);
+    }
+    assert_eq!(claim.settle(UUID).unwrap(), own);
 }
 
 #[test]
@@ -171,7 +208,7 @@ fn content_of_a_claim_leads_nowhere_else() {
     make_directory(&claim.directory.join(META)).unwrap();
     for text in ["../..", "a/b", "", "..", &"x".repeat(1000)] {
         fs::write(claim.directory.join(META).join(MIGRATED), text).unwrap();
-        assert_eq!(claim.marker(), "", "{text}");
+        assert_eq!(claim.marker().unwrap(), "", "{text}");
     }
     let own = claim.settle(UUID).unwrap();
     std::os::unix::fs::symlink(&outside.0.directory, claim.directory.join(SWTPM).join(format!("{UUID}.a"))).unwrap();
