@@ -1,8 +1,7 @@
 //! Reviews of VMs.
 
-use serde_json::{Value, json};
-
 use api::FeatureGate;
+use serde_json::{Value, json};
 
 use crate::{CONTROLLER, Call, validate_vm, vm};
 
