@@ -141,14 +141,15 @@ mod tests {
         let found = read(&paths).unwrap();
         std::fs::remove_dir_all(&paths.sys).unwrap();
         assert_eq!(found.cpuset, [1, 3, 5].into());
-        let cells: Vec<(u32, Vec<(u32, Vec<u32>)>, Vec<(u32, u32)>)> = found
+        let cells: Vec<_> = found
             .topology
             .numa
             .cells
             .into_iter()
             .map(|cell| {
-                let cpus = cell.cpus.into_iter().map(|cpu| (cpu.id, cpu.siblings)).collect();
-                (cell.id, cpus, cell.distances.into_iter().map(|to| (to.id, to.value)).collect())
+                let cpus: Vec<_> = cell.cpus.into_iter().map(|cpu| (cpu.id, cpu.siblings)).collect();
+                let distances: Vec<_> = cell.distances.into_iter().map(|to| (to.id, to.value)).collect();
+                (cell.id, cpus, distances)
             })
             .collect();
         assert_eq!(

@@ -236,7 +236,7 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
 
 /// Returns true if the VM is as it was before the restore.
 fn may_fail(observed: &Observed) -> bool {
-    !observed.is_done() && !(observed.is_in_place() && volumes::is_begun(observed))
+    !(observed.is_done() || observed.is_in_place() && volumes::is_begun(observed))
 }
 
 /// Waits for the guest's end and for the snapshot, and takes the lease.

@@ -382,10 +382,13 @@ mod tests {
         }
     }
 
+    /// CPUs of the pod, demand, and the CPUs of each I/O thread and of the emulator.
+    type Case<'a> = (&'a str, Demand, &'a [&'a [u32]], &'a [u32]);
+
     #[test]
     fn other_threads_have_own_cpus_or_share_those_of_vcpus() {
         let plain = Demand { cores: 2, threads: 1, ..Demand::default() };
-        let cases: &[(&str, Demand, &[&[u32]], &[u32])] = &[
+        let cases: &[Case<'_>] = &[
             ("0-1", plain, &[], &[]),
             ("0-3", Demand { pool: 1, emulator: 1, ..plain }, &[&[2]], &[3]),
             ("0-3", Demand { emulator: 2, ..plain }, &[], &[2, 3]),

@@ -84,13 +84,12 @@ pub(super) fn attached(mounts: &[u8]) -> Vec<String> {
 /// is the one that is seen.
 pub(super) fn of_volume<'a>(mounts: &'a [u8], volume: &str) -> Option<(&'a [u8], &'a str)> {
     let places = ["/var/run", "/run"].map(|run| format!("{run}/kubevirt-private/vmi-disks/{volume}"));
-    let lines = mounts.split(|byte| *byte == b'\n').filter_map(|line| {
+    mounts.split(|byte| *byte == b'\n').rev().find_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let number = fields.next()?;
         let point = std::str::from_utf8(fields.nth(3)?).ok()?;
         places.iter().any(|place| place == point).then_some((number, point))
-    });
-    lines.last()
+    })
 }
 
 /// Rejects a descriptor on another mount than that with this number.

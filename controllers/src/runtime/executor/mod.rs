@@ -168,7 +168,7 @@ impl Executor {
             let result = tokio::time::timeout(limit, self.write(&effect, &mut versions)).await;
             let (options, regarding_name) = parts(&effect);
             let late = "no answer in time".to_owned();
-            let result = result.unwrap_or_else(|_| match effect {
+            let result = result.unwrap_or(match effect {
                 Effect::Quiesce { .. } => Err(WriteError::Refused(late)),
                 _ => Err(WriteError::Unreachable(late)),
             });

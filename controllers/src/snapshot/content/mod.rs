@@ -43,6 +43,9 @@ use crate::{
 /// Longest time for which a guest is frozen.
 pub(crate) const FROZEN: Duration = Duration::from_secs(60);
 
+/// Claims by name, with the class of their snapshots, or why none can be chosen.
+type Claims = BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)>;
+
 /// Everything that a decision about a content depends on.
 pub(crate) struct Observed {
     /// The content.
@@ -55,8 +58,8 @@ pub(crate) struct Observed {
     pub vmi: Option<Arc<VirtualMachineInstance>>,
     /// Volume snapshots by name.
     pub taken: BTreeMap<String, Arc<CachedSnapshot>>,
-    /// Claims by name, with the class of their snapshots, or why none can be chosen.
-    pub claims: BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)>,
+    /// Claims of its volumes.
+    pub claims: Claims,
     /// The last write for this content that was refused.
     pub failure: Option<Failure>,
     /// The current time.

@@ -50,7 +50,7 @@ fn vmi(conditions: &[&str]) -> Option<Arc<VirtualMachineInstance>> {
     Some(Arc::new(serde_json::from_value(vmi).unwrap()))
 }
 
-fn claims() -> BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)> {
+fn claims() -> Claims {
     let claim = |name: &str| {
         let claim = json!({"metadata": {"name": name, "uid": name}});
         let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();

@@ -254,11 +254,9 @@ fn one_field_more() -> Vec<Value> {
             }
         }
     }
-    for (key, value) in [("hooks.kubevirt.io/hookSidecars", "[]")] {
-        let mut object = base();
-        object["metadata"]["annotations"] = json!({key: value});
-        objects.push(object);
-    }
+    let mut hooked = base();
+    hooked["metadata"]["annotations"] = json!({"hooks.kubevirt.io/hookSidecars": "[]"});
+    objects.push(hooked);
     for (devices, networks) in [
         (json!({"autoattachPodInterface": true}), json!([])),
         (json!({"autoattachPodInterface": true}), json!([{"name": "default", "pod": {}}])),
