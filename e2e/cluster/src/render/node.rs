@@ -111,8 +111,9 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
     };
     super::merge(&mut configuration, of_host);
     if plan.variant.static_cpus.contains(&node.name) {
-        // The policy requires a reserved CPU, which is that of all other pods.
-        super::merge(&mut configuration, json!({"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}));
+        // The policy requires a reservation, and sets the first CPU aside for it and for all other pods. Less than a whole CPU
+        // leaves these pods, with their requests, room beside an exclusive CPU on nodes of two.
+        super::merge(&mut configuration, json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "100m"}}));
     }
     super::json_text(&configuration)
 }

@@ -71,6 +71,8 @@ async fn claim_of(s: &Story, vm: &str) -> Result<String> {
         let names: Vec<String> = claims(s, vm)
             .await?
             .iter()
+            // That of the source is protected while its pod exists.
+            .filter(|claim| claim["metadata"]["deletionTimestamp"].is_null())
             .filter_map(|claim| Some(claim["metadata"]["name"].as_str()?.to_owned()))
             .collect();
         let vmi = s.get("vmi", vm).await?;
@@ -102,8 +104,15 @@ async fn no_claims(s: &Story, vm: &str) -> Result<()> {
 async fn restart(s: &Story, vm: &str) -> Result<()> {
     s.virt(&["stop", vm]).await?;
     s.wait_gone("vmi", vm, MINUTES).await?;
-    s.virt(&["start", vm]).await?;
+    start(s, vm).await?;
     s.wait_running(vm).await.map(drop)
+}
+
+/// Starts a stopped VM once its former request to stop is done.
+async fn start(s: &Story, vm: &str) -> Result<()> {
+    let is_idle = |vm: &Value| vm["status"]["stateChangeRequests"].as_array().is_none_or(Vec::is_empty);
+    s.wait("vm", vm, "be stopped", MINUTES, is_idle).await?;
+    s.virt(&["start", vm]).await.map(drop)
 }
 
 /// Returns a VM with TPM and secure boot that keeps both or neither.
@@ -138,7 +147,7 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
             return skip("a default storage class");
         }
         s.apply(&secure_vm(true)).await?;
-        s.virt(&["start", "box"]).await?;
+        start(s, "box").await?;
         s.wait_running("box").await?;
         let claim = claim_of(s, "box").await?;
         let mount = "modprobe efivarfs && mount -t efivarfs none /sys/firmware/efi/efivars";
@@ -160,7 +169,7 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", MINUTES).await?;
         s.apply(&secure_vm(false)).await?;
-        s.virt(&["start", "box"]).await?;
+        start(s, "box").await?;
         s.wait_running("box").await?;
         let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
         has_index(&mut console, false).await?;
@@ -170,7 +179,7 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", MINUTES).await?;
         s.apply(&secure_vm(true)).await?;
-        s.virt(&["start", "box"]).await?;
+        start(s, "box").await?;
         s.wait_running("box").await?;
         claim_of(s, "box").await?;
         s.delete("vm", "box").await?;
