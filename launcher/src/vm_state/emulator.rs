@@ -270,7 +270,8 @@ mod tests {
     fn a_process_without_memory_is_ending() {
         let mut process = Command::new("/bin/sleep").arg("600").spawn().unwrap();
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
-        assert!(!is_ending(pid));
+        // A program that begins has no arguments for a moment.
+        wait_for("start", || (!is_ending(pid)).then_some(())).unwrap();
         process.kill().unwrap();
         wait_for("end", || is_ending(pid).then_some(())).unwrap();
         process.wait().unwrap();
