@@ -210,7 +210,9 @@ fn state_moves_to_a_claim_of_the_target_with_the_vm() {
             migrate(s, "box").await?;
             let next = claim_of(s, "box").await?;
             ensure!(next != claim, "the VM has claim {claim} after migration {round}");
-            s.wait_gone("PersistentVolumeClaim", &claim, MINUTES).await?;
+            // Kubernetes protects it while the ended pod of the source exists.
+            let is_ending = |claim: &Value| !claim["metadata"]["deletionTimestamp"].is_null();
+            s.wait("PersistentVolumeClaim", &claim, "be deleted", MINUTES, is_ending).await?;
             let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
             has_index(&mut console, true).await?;
             console.leave().await?;
