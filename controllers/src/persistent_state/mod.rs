@@ -45,7 +45,7 @@ pub(crate) struct Choice {
     pub shared: bool,
 }
 
-/// What is known about the claims with the state of a VMI.
+/// The known claims with the state of a VMI.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Claims by name: those with its label, and those with the names that pods and migrations of the VMI mount or are to get.

@@ -392,7 +392,7 @@ mod tests {
             ("0-1", plain, &[], &[]),
             ("0-3", Demand { pool: 1, emulator: 1, ..plain }, &[&[2]], &[3]),
             ("0-3", Demand { emulator: 2, ..plain }, &[], &[2, 3]),
-            // What is left of a core goes before a whole one.
+            // The rest of a core goes before a whole one.
             ("0-2,8,9,10", Demand { cores: 1, threads: 1, emulator: 1, ..plain }, &[], &[8]),
             ("0-3", Demand { shared: 2, emulator: 2, ..plain }, &[&[2, 3], &[2, 3]], &[2, 3]),
             ("0-1", Demand { shared: 3, ..plain }, &[&[0], &[1], &[0]], &[]),

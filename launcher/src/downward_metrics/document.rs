@@ -21,7 +21,7 @@ pub(crate) struct Metrics {
     pub(crate) host: HostMetrics,
 }
 
-/// Where a value belongs.
+/// The place of a value.
 const HOST: &str = "host";
 const VM: &str = "vm";
 

@@ -261,7 +261,7 @@ impl VmState {
     }
 }
 
-/// Where the guest is when its launcher ends.
+/// The place of the guest when its launcher ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     /// It has left.

@@ -81,7 +81,7 @@ fn dedicated_cpus_include_those_of_the_pool_and_follow_amounts_without_a_topolog
 fn hugepages_replace_guest_memory() {
     for (requests, beside) in [
         (json!({}), 0),
-        // What the guest uses beyond a smaller request would belong to other pods.
+        // Pages of the guest beyond a smaller request would belong to other pods.
         (json!({"memory": "64Mi"}), 0),
         (json!({"memory": "256Mi"}), 128 << 20),
     ] {

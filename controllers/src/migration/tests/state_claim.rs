@@ -151,7 +151,7 @@ fn state_is_handed_over_when_the_guest_runs_at_the_target() {
     for (phase, moved, claims, expected) in [
         ("Running", &ready, state([old(), new()]), vec![label, "delete old"]),
         ("Running", &begun, state([old(), new()]), vec![]),
-        // What is left after a crash at each step.
+        // The claims after a crash at each step.
         ("Running", &ready, state([old(), handed_over()]), vec!["delete old"]),
         ("Running", &ready, state([handed_over()]), vec![]),
         ("Running", &ready, state([claim("old", &json!({"persistent-state-for": "m"}), &deleted), new()]), vec![label]),

@@ -79,7 +79,7 @@ pub(crate) fn migration_rows(victims: &[Victim], exists: impl Fn(During, Victim)
     rows
 }
 
-/// What the guest has beside its memory.
+/// State of the guest beside its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Has {
     Nothing,
