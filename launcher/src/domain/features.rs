@@ -14,6 +14,7 @@ fn is_on(enabled: Option<bool>) -> bool {
 }
 
 /// Renders the `<features>` element. A VMI without features has none, not even ACPI, except those that follow from its CPUs.
+/// Enlightenments of Hyper-V are features of KVM: an emulated guest starts without them.
 pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Element, DomainError> {
     let element = Element::new("features");
     let cpu = vmi.spec.domain.cpu.as_ref();
@@ -37,8 +38,9 @@ pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Elemen
         .children(spinlock.map(|on| Element::new("pvspinlock").with("state", on_off(on))))
         .children(pmu);
     if let Some(hyperv) = &features.hyperv {
-        element = element.child(enlightenments(hyperv)?);
-    } else if features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
+        let enlightenments = enlightenments(hyperv)?;
+        element = element.children(kvm.then_some(enlightenments));
+    } else if kvm && features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
         element = element.child(Element::new("hyperv").with("mode", "passthrough"));
     }
     Ok(element.child(Element::new("vmport").with("state", "off")))
@@ -90,7 +92,7 @@ fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {
 }
 
 /// Renders the `<clock>` element, if the VMI has a clock or a TSC frequency.
-pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option<Element>, DomainError> {
+pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path, kvm: bool) -> Result<Option<Element>, DomainError> {
     let counter = tsc::frequency(vmi)
         .map(|frequency| Element::new("timer").with("name", "tsc").with("frequency", frequency.to_string()));
     let Some(clock) = &vmi.spec.domain.clock else {
@@ -128,7 +130,7 @@ pub(super) fn clock(vmi: &VirtualMachineInstance, zones: &Path) -> Result<Option
         .children(timer.pit.as_ref().map(|t| one("pit", t.present, t.tick_policy.as_ref(), None)))
         .children(timer.kvm.as_ref().map(|t| one("kvmclock", t.present, None, None)))
         .children(timer.hpet.as_ref().map(|t| one("hpet", t.present, t.tick_policy.as_ref(), None)))
-        .children(timer.hyperv.as_ref().map(|t| one("hypervclock", t.present, None, None)))
+        .children(timer.hyperv.as_ref().filter(|_| kvm).map(|t| one("hypervclock", t.present, None, None)))
         .children(counter);
     Ok(Some(element))
 }

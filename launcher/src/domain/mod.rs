@@ -246,7 +246,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .child(firmware::sysinfo(vmi, env.options))
         .children(firmware::ignition(env.prepared))
         .child(features::features(vmi, env.kvm)?)
-        .children(features::clock(vmi, env.zones)?)
+        .children(features::clock(vmi, env.zones, env.kvm)?)
         .child(cpu::cpu(spec, env.kvm, cells)?);
     if let Some(policy) = given(&spec.reboot_policy) {
         check("spec.domain.rebootPolicy", policy, &["Reboot", "Terminate"])?;

@@ -206,6 +206,19 @@ fn windows() -> Value {
     })
 }
 
+#[test]
+fn emulated_guests_start_without_enlightenments_of_hyperv() {
+    for (kvm, shown) in [(true, 2), (false, 0)] {
+        let domain = convert_with(&vmi(windows()), kvm).unwrap();
+        assert_eq!(domain.xml.matches("<hyperv>").count() + domain.xml.matches("hypervclock").count(), shown, "{kvm}");
+    }
+    let passthrough = json!({"domain": {"features": {"hypervPassthrough": {}}}});
+    for kvm in [true, false] {
+        let domain = convert_with(&vmi(passthrough.clone()), kvm).unwrap();
+        assert_eq!(domain.xml.contains("mode='passthrough'"), kvm);
+    }
+}
+
 /// `make domains` checks the recorded XML with the libvirt of the launcher image.
 #[test]
 fn vmis_become_the_recorded_xml() {
