@@ -1,6 +1,6 @@
 //! The manifests of the guides and of `README.md` work as they are written.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
@@ -10,6 +10,8 @@ use ferrovirt_e2e_tests::{
 };
 use kube::api::GroupVersionKind;
 use serde_json::Value;
+
+const MINUTES: Duration = Duration::from_secs(150);
 
 /// Check of a manifest that the story does not apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +200,18 @@ async fn apply(s: &Story, manifest: &Manifest, storage: &mut Vec<Storage>) -> Re
     if manifest.kind() == "PersistentVolumeClaim" {
         storage.push(Storage::for_claim(s, manifest.name(), &manifest.object["spec"]).await?);
     }
-    s.apply(&manifest.text).await
+    s.apply(&manifest.text).await?;
+    // The next manifest of a guide may need the outcome, and a restore that goes on makes its VM again after the guide.
+    let is_done: Option<fn(&Value) -> bool> = match manifest.kind() {
+        "VirtualMachineSnapshot" => Some(|snapshot| snapshot["status"]["readyToUse"] == true),
+        "VirtualMachineRestore" => Some(|restore| restore["status"]["complete"] == true),
+        "VirtualMachineClone" => Some(|clone| clone["status"]["phase"] == "Succeeded"),
+        _ => None,
+    };
+    if let Some(is_done) = is_done {
+        s.wait(manifest.kind(), manifest.name(), "be done", MINUTES, is_done).await?;
+    }
+    Ok(())
 }
 
 /// Checks a manifest without storing it.

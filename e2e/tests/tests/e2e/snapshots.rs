@@ -185,7 +185,7 @@ fn running_guest_is_frozen_for_its_snapshot_and_thawed_whoever_dies() {
 
 const SEED: &str = "          - {name: seed, disk: {bus: virtio}}\n";
 /// Writes the time to the disk, many times a second, until the file `stop` exists.
-const WRITE: &str = "rm -f /run/stop /data/times; mkdir -p /data; mkfs.ext4 -q /dev/disk/by-id/virtio-DATA && \
+const WRITE: &str = "rm -f /run/stop /data/times; mkdir -p /data; mkfs.ext4 -F -q /dev/disk/by-id/virtio-DATA && \
     mount /dev/disk/by-id/virtio-DATA /data || exit; \
     (while [ ! -e /run/stop ]; do date +%s.%N >>/data/times; sync /data/times; sleep 0.2; done) >/dev/null 2>&1 & true";
 /// Prints the longest time between two writes.
