@@ -49,6 +49,7 @@ pub(super) fn resource(kind: &str) -> ApiResource {
         }
         "VirtualMachineExport" => ("export.kubevirt.io", "v1", "VirtualMachineExport", "virtualmachineexports"),
         "VolumeSnapshot" => ("snapshot.storage.k8s.io", "v1", "VolumeSnapshot", "volumesnapshots"),
+        "VolumeSnapshotContent" => ("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent", "volumesnapshotcontents"),
         "DataVolume" => ("cdi.kubevirt.io", "v1beta1", "DataVolume", "datavolumes"),
         "DataSource" => ("cdi.kubevirt.io", "v1beta1", "DataSource", "datasources"),
         "StorageClass" => ("storage.k8s.io", "v1", "StorageClass", "storageclasses"),
