@@ -174,8 +174,8 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
         decision.effects.extend(data_volumes::event(observed, &wanted));
     }
     if let Some(pod) = pod {
-        readiness_gate(instance, pod, observed.now, &mut decision);
-        pod_metadata(observed, pod, &mut decision);
+        let labelled = readiness_gate(instance, pod, observed.now, &mut decision);
+        pod_metadata(observed, pod, labelled, &mut decision);
     }
     // Last, since a refused pod ends the decision.
     hotplug::delete_pods(observed, pod, &wanted, &mut decision);

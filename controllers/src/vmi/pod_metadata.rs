@@ -1,7 +1,7 @@
 //! Updates of a running launcher pod: readiness gate, labels, annotations.
 
 use api::{
-    VirtualMachineInstance, VmiPhase,
+    StartStrategy, VirtualMachineInstance, VmiPhase,
     constants::{annotation, condition, label, reason},
 };
 use jiff::Timestamp;
@@ -15,15 +15,19 @@ use crate::{
     runtime::{Decision, Effect, Kind},
 };
 
-/// Updates the pod's readiness gate: a paused VMI gets no traffic.
+/// Updates the pod's readiness gate: a paused VMI gets no traffic. It opens when the pod is bound, since kubelet would notice a later
+/// change only at its next sync. The same write has the label of the node. Returns true if there is one.
 pub(super) fn readiness_gate(
     instance: &VirtualMachineInstance,
     pod: &CachedPod,
     now: Timestamp,
     decision: &mut Decision,
-) {
-    if pod.is_going_down() || instance.is_final() || *instance.phase() != VmiPhase::Running {
-        return;
+) -> bool {
+    let Some(node) = pod.node_name.as_deref() else { return false };
+    let starts = *instance.phase() != VmiPhase::Running;
+    let must_wait = starts && (instance.is_deleting() || instance.spec.start_strategy == Some(StartStrategy::Paused));
+    if pod.is_going_down() || instance.is_final() || must_wait {
+        return false;
     }
     let paused = instance.condition(condition::PAUSED).is_some_and(api::Condition::is_true);
     let (status, reason, message) = if paused {
@@ -32,32 +36,37 @@ pub(super) fn readiness_gate(
         ("True", reason::NOT_PAUSED, "the virtual machine is not paused")
     };
     if pod.unpaused.as_ref().is_some_and(|known| known.status == status) {
-        return;
+        return false;
     }
-    let patch = json!({"status": {"conditions": [{
+    let mut patch = json!({"status": {"conditions": [{
         "type": condition::POD_UNPAUSED,
         "status": status,
         "reason": reason,
         "message": message,
         "lastTransitionTime": Time(now),
     }]}});
+    if pod.metadata.labels.as_ref().and_then(|labels| labels.get(label::NODE_NAME)).is_none_or(|known| known != node) {
+        patch["metadata"] = json!({"labels": {label::NODE_NAME: node}});
+    }
     // The kubelet writes pod status often; the list is merged by type, so no lock is needed.
     decision.push(Effect::merge(Kind::Pod, &pod.metadata, patch).by_keys().of_subresource("status").of_any_version());
+    true
 }
 
 /// Updates labels of the pod about its node and an outdated launcher, and annotations for backups, deschedulers and networks.
-/// Only while the VMI runs: nothing needs them before, and they must not delay the start.
-pub(super) fn pod_metadata(observed: &Observed, pod: &CachedPod, decision: &mut Decision) {
+/// Only while the VMI runs: nothing needs them before, and they must not delay the start. `labelled`: another write of the decision
+/// has the label of the node.
+pub(super) fn pod_metadata(observed: &Observed, pod: &CachedPod, labelled: bool, decision: &mut Decision) {
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
     let outdated = pod.image.as_deref().is_some_and(|image| *image != *observed.launcher_image);
-    let wanted =
-        [(label::NODE_NAME, pod.node_name.as_deref()), (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
+    let node = (label::NODE_NAME, pod.node_name.as_deref());
+    let wanted = [node, (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
     let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);
     let labels: serde_json::Map<String, serde_json::Value> = wanted
         .into_iter()
-        .filter(|&(key, value)| known(key) != value)
+        .filter(|&(key, value)| known(key) != value && !(labelled && key == label::NODE_NAME))
         .map(|(key, value)| (key.to_owned(), json!(value)))
         .collect();
     let mut annotations = backup_annotations(observed, pod);

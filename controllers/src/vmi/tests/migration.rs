@@ -105,7 +105,9 @@ fn pod_is_the_targets_once_the_guest_has_moved() {
     assert_eq!(status["launcherContainerImageVersion"], "launcher:1");
     assert!(deleted(&decision).is_empty());
     let labels = decision.effects.iter().find_map(|effect| match effect {
-        Effect::Patch { kind: Kind::Pod, name, subresource: None, patch, .. } => Some((name.clone(), patch.clone())),
+        Effect::Patch { kind: Kind::Pod, name, subresource: Some("status"), patch, .. } => {
+            Some((name.clone(), patch.clone()))
+        }
         _ => None,
     });
     let (name, patch) = labels.unwrap();

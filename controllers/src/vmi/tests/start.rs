@@ -77,9 +77,12 @@ fn vmi_shows_that_it_waits_for_the_scheduler_after_some_time() {
 }
 
 #[test]
-fn bound_pod_is_shown_in_one_write() {
+fn bound_pod_is_shown_in_one_write_and_its_readiness_gate_opens() {
     let decision = decided(&vmi(&json!({})), &[starting_pod(1)]);
-    assert_eq!(decision.effects.len(), 1);
+    assert_eq!(decision.effects.len(), 2);
+    let gate = patch_of(&decision, Kind::Pod).unwrap();
+    assert_eq!(gate["metadata"]["labels"], json!({"kubevirt.io/nodeName": "n"}));
+    assert_eq!(gate["status"]["conditions"][0]["status"], "True");
     let patch = patch_of(&decision, Kind::Instance).unwrap();
     assert_eq!(patch["metadata"]["labels"]["kubevirt.io/nodeName"], "n");
     let status = &patch["status"];
@@ -90,6 +93,17 @@ fn bound_pod_is_shown_in_one_write() {
     assert_eq!(status["launcherContainerImageVersion"], "launcher:1");
     assert_eq!(condition_in(status, "Ready")["status"], "False");
     assert_eq!(status["phaseTransitionTimestamps"][0]["phase"], "Scheduling");
+}
+
+#[test]
+fn readiness_gate_stays_closed_for_a_guest_that_starts_paused_or_not_at_all() {
+    for change in [
+        json!({"spec": {"startStrategy": "Paused"}}),
+        json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z", "finalizers": ["f"]}}),
+        json!({"status": {"phase": "Failed"}}),
+    ] {
+        assert_eq!(patch_of(&decided(&vmi(&change), &[starting_pod(1)]), Kind::Pod), None, "{change}");
+    }
 }
 
 #[test]
@@ -134,10 +148,11 @@ fn unschedulable_pod_is_shown_with_its_reason() {
 #[test]
 fn failed_image_pull_is_shown_once() {
     let stuck = |message: &str| {
-        pod(
-            &json!({"status": {"containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "",
-            "imageID": "", "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}]}}),
-        )
+        pod(&json!({"status": {
+            "conditions": [{"type": "kubevirt.io/virtual-machine-unpaused", "status": "True"}],
+            "containerStatuses": [{"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+                "state": {"waiting": {"reason": "ErrImagePull", "message": message}}}],
+        }}))
     };
     let decision = decided(&in_phase("Scheduling"), &[stuck("a")]);
     let condition = condition_in(&status_of(&decision), "Synchronized");

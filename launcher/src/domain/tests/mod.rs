@@ -212,7 +212,7 @@ fn emulated_guests_start_without_enlightenments_of_hyperv() {
         let domain = convert_with(&vmi(windows()), kvm).unwrap();
         assert_eq!(domain.xml.matches("<hyperv>").count() + domain.xml.matches("hypervclock").count(), shown, "{kvm}");
     }
-    let passthrough = json!({"domain": {"features": {"hypervPassthrough": {}}}});
+    let passthrough = json!({"domain": {"devices": {}, "features": {"hypervPassthrough": {}}}});
     for kvm in [true, false] {
         let domain = convert_with(&vmi(passthrough.clone()), kvm).unwrap();
         assert_eq!(domain.xml.contains("mode='passthrough'"), kvm);
@@ -423,7 +423,7 @@ fn a_guest_with_a_tsc_frequency_gets_a_timer() {
         let mut vmi = vmi(with_domain(part.clone()));
         let status = vmi.status.get_or_insert_default();
         status.topology_hints.get_or_insert_default().tsc_frequency = hint;
-        let clock = features::clock(&vmi, Path::new("")).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
+        let clock = features::clock(&vmi, Path::new(""), true).unwrap().map(|clock| clock.to_xml()).unwrap_or_default();
         assert_eq!(clock.contains("<timer name='tsc' frequency='2000000000'/>"), timer, "{part}: {clock}");
     }
 }
@@ -442,7 +442,7 @@ fn a_clock_needs_an_existing_time_zone() {
         ("/etc/passwd", false),
     ] {
         let vmi = vmi(with_domain(json!({"clock": {"timezone": zone}})));
-        let clock = features::clock(&vmi, &zones);
+        let clock = features::clock(&vmi, &zones, true);
         if known {
             assert!(clock.unwrap().unwrap().to_xml().contains("timezone='Europe/Berlin'"));
         } else {
