@@ -61,6 +61,7 @@ struct Options {
 /// Targets of figures.
 const TARGETS: [(&str, f64); 18] = [
     ("vmi_running_over_pod", 1.5),
+    ("vmi_ready_after_running_s", 0.05),
     ("delete_less_pod_delete_s", 0.5),
     ("restart_less_stop_and_start_s", 0.3),
     ("restart_less_full_stop_and_start_s", 0.3),

@@ -30,6 +30,8 @@ pub(crate) struct StartedVmi<'a> {
     pub name: String,
     /// Creation to phase Running, seconds.
     running: f64,
+    /// Phase Running to condition Ready, seconds.
+    ready: f64,
     /// Seconds from creation until user space of the guest is up.
     guest_up: f64,
 }
@@ -42,10 +44,12 @@ impl<'a> StartedVmi<'a> {
         story.apply(&manifest(name)).await?;
         wait(story.api("vmi"), name, is_running).await.context("VMI was not Running")?;
         let running = created.elapsed().as_secs_f64();
+        wait(story.api("vmi"), name, is_ready).await.context("VMI was not Ready")?;
+        let ready = created.elapsed().as_secs_f64() - running;
         let pod = story.launcher_pod(name).await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
         tokio::time::timeout(TIMEOUT, guest_up(story, &pod)).await.context("guest was not up")??;
-        Ok(Self { story, name: name.to_owned(), running, guest_up: created.elapsed().as_secs_f64() })
+        Ok(Self { story, name: name.to_owned(), running, ready, guest_up: created.elapsed().as_secs_f64() })
     }
 
     /// Deletes the VMI, waits until it is deleted and returns the seconds.
@@ -86,16 +90,17 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
         let name = format!("empty-{round}");
         let (empty, _) = self::pod(story, &name, story.toolbox_without_wait(&name)).await?;
         let vmi = StartedVmi::start(story, &format!("vmi-{round}")).await?;
-        let (running, up) = (vmi.running, vmi.guest_up);
+        let (running, ready, up) = (vmi.running, vmi.ready, vmi.guest_up);
         let deleted = vmi.delete().await?;
         println!(
-            "round {round}: pod Running {pod:.2} s, deleted {pod_deleted:.2} s; VMI Running {running:.2} s, guest up {up:.2} s, deleted {deleted:.2} s"
+            "round {round}: pod Running {pod:.2} s, deleted {pod_deleted:.2} s; VMI Running {running:.2} s, Ready {ready:.2} s later, guest up {up:.2} s, deleted {deleted:.2} s"
         );
         for (name, value) in [
             ("pod_running_s", pod),
             ("pod_delete_s", pod_deleted),
             ("pod_without_volumes_running_s", empty),
             ("vmi_running_s", running),
+            ("vmi_ready_after_running_s", ready),
             ("vmi_guest_up_s", up),
             ("delete_s", deleted),
         ] {
@@ -147,6 +152,11 @@ pub(crate) async fn pod(story: &Story, name: &str, create: impl Future<Output = 
 /// Returns true for a pod or VMI in phase Running.
 pub(crate) fn is_running(object: Option<&DynamicObject>) -> bool {
     object.is_some_and(|object| object.data["status"]["phase"] == "Running")
+}
+
+fn is_ready(object: Option<&DynamicObject>) -> bool {
+    let conditions = object.and_then(|object| object.data["status"]["conditions"].as_array());
+    conditions.into_iter().flatten().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
 /// Measures the time from the creation of ten objects at once until all are Running, for bare pods and for VMIs.
