@@ -1,7 +1,7 @@
 //! Restores of VMs: rules.
 
 use api::{
-    VirtualMachine, VirtualMachineInstanceSpec,
+    VirtualMachine,
     cdi::{annotation, label},
     persistent_state,
     snapshot::{
@@ -101,21 +101,17 @@ fn validate_target(
     let Some(source) = content.spec.source.virtual_machine else {
         return Err(Interrupt::failed(400, "unexpected snapshot source"));
     };
-    if source.spec.and_then(|spec| spec.template.spec).is_some_and(|spec| has_state(&spec)) {
+    // A preference can ask for it as well, which the template does not show.
+    let has_claim =
+        content.spec.volume_backups.iter().any(|backup| backup.volume_name.starts_with(persistent_state::PREFIX));
+    let template = source.spec.and_then(|spec| spec.template.spec);
+    if has_claim || template.is_some_and(|spec| persistent_state::is_kept(&spec)) {
         errors.invalid(
             "spec",
             "Restore to a different VM is not supported when snapshotted VM has backend storage (persistent TPM or EFI)",
         );
     }
     Ok(())
-}
-
-/// Returns true if a VMI has state outside its volumes.
-fn has_state(spec: &VirtualMachineInstanceSpec) -> bool {
-    let tpm = spec.domain.devices.tpm.as_ref();
-    let efi = spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
-    tpm.is_some_and(|tpm| tpm.enabled.unwrap_or(true) && tpm.persistent == Some(true))
-        || efi.is_some_and(|efi| efi.persistent == Some(true))
 }
 
 fn validate_overrides(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors) {
