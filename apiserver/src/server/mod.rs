@@ -119,7 +119,7 @@ impl Server {
             namespace: attributes.namespace,
             name: attributes.name,
             holder: holder(&user),
-            is_controller: is_controller(&user),
+            is_controller: is_controller(&user, &self.namespace),
         };
         let started = Instant::now();
         let served = self.dispatch(subresource, &object, Request::from_parts(parts, body)).instrument(span.clone());
@@ -284,10 +284,10 @@ fn holder(user: &User) -> String {
     format!("{:x}", Sha256::digest(user.name.as_bytes()))
 }
 
-/// Returns true for the service account of virt-controller. One of this name in another namespace gains nothing: its own rights count.
-fn is_controller(user: &User) -> bool {
+/// Returns true for the service account of virt-controller in the install namespace. Every user can make one of this name elsewhere.
+fn is_controller(user: &User, namespace: &str) -> bool {
     let account = user.name.strip_prefix("system:serviceaccount:").and_then(|account| account.split_once(':'));
-    account.is_some_and(|(_, name)| name == component::CONTROLLER_SERVICE_ACCOUNT)
+    account == Some((namespace, component::CONTROLLER_SERVICE_ACCOUNT))
 }
 
 /// Returns the answer to `OPTIONS`, for every client: the method of the path.

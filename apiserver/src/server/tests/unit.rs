@@ -14,11 +14,26 @@ fn plain_errors_keep_the_codes_for_retries() {
     }
 }
 
+fn user(name: &str) -> User {
+    User { name: name.into(), groups: vec![], uid: None, extra: std::collections::BTreeMap::new() }
+}
+
+#[test]
+fn account_of_virt_controller_is_that_of_the_install_namespace() {
+    for (name, expected) in [
+        ("system:serviceaccount:kubevirt:kubevirt-controller", true),
+        ("system:serviceaccount:mine:kubevirt-controller", false),
+        ("system:serviceaccount:kubevirt:kubevirt-handler", false),
+        ("system:serviceaccount:kubevirt:kubevirt-controller:x", false),
+        ("kubevirt:kubevirt-controller", false),
+    ] {
+        assert_eq!(is_controller(&user(name), "kubevirt"), expected, "{name}");
+    }
+}
+
 #[test]
 fn streams_of_a_user_count_under_a_hash() {
-    let named = |name: &str| {
-        holder(&User { name: name.into(), groups: vec![], uid: None, extra: std::collections::BTreeMap::new() })
-    };
+    let named = |name: &str| holder(&user(name));
     assert_eq!((named("Ольга").len(), named("").len()), (64, 64));
     assert!(named("a") != named("b") && named("a").bytes().all(|byte| byte.is_ascii_hexdigit()));
 }
