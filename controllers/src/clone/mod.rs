@@ -22,7 +22,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     VirtualMachine,
@@ -36,7 +36,7 @@ pub(crate) use self::controller::Clones;
 use self::status::{Phase, Shown};
 use crate::{
     resources::claims::CachedClaim,
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Event, Failure, Kind},
 };
 
 /// Kind of VMs.
@@ -70,24 +70,7 @@ pub(crate) struct Observed {
     pub now: Timestamp,
 }
 
-/// The state to show, and the writes before it is shown.
-#[derive(Debug, Default)]
-struct Step {
-    shown: Option<Shown>,
-    effects: Vec<Effect>,
-    wake: Option<Duration>,
-}
-
-impl Step {
-    fn show(shown: Shown) -> Self {
-        Self { shown: Some(shown), ..Self::default() }
-    }
-
-    fn with(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
-        self.effects.extend(effects);
-        self
-    }
-}
+type Step = crate::runtime::Step<Shown>;
 
 impl Observed {
     fn name(&self) -> &str {
@@ -149,17 +132,10 @@ fn target_name(clone: &VirtualMachineClone) -> String {
 
 /// Decides about a clone.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
-    let mut decision = Decision::settled();
     if observed.clone.metadata.deletion_timestamp.is_some() {
-        return Ok(decision);
+        return Ok(Decision::settled());
     }
-    let step = next(observed)?;
-    decision.effects.extend(step.effects);
-    if let Some(shown) = step.shown {
-        status::show(observed, shown, &mut decision)?;
-    }
-    step.wake.into_iter().for_each(|time| decision.wake(time));
-    Ok(decision)
+    next(observed)?.decided(|shown, decision| status::show(observed, shown, decision))
 }
 
 fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
@@ -172,7 +148,7 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
             return Ok(steps::failed(observed, "CloneFailed", failure.message.clone()));
         }
         if failure.blocks(observed.now) {
-            return Ok(Step { wake: Some(failure.remaining(observed.now)), ..Step::default() });
+            return Ok(Step::default().wake(failure.remaining(observed.now)));
         }
     }
     match phase {

@@ -21,7 +21,7 @@ use crate::runtime::{Effect, Event, Kind};
 /// Ends a clone that cannot be made. Its snapshot and its restore are of no use.
 pub(super) fn failed(observed: &Observed, reason: &'static str, text: String) -> Step {
     let event = Effect::Event(observed.event(reason, text.clone()));
-    Step::show(Shown::failed(text)).with(leftovers(observed)).with([event])
+    Step::show(Shown::failed(text)).before(leftovers(observed)).before([event])
 }
 
 /// Returns the deletion of the restore, and of the snapshot if it was made for the clone.
@@ -77,7 +77,7 @@ pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_
         observed.event("SnapshotReady", format!("snapshot {name} for clone {} is ready to use", observed.name()));
     let made = observed.event("RestoreCreated", format!("created restore {restore} for clone {}", observed.name()));
     let create = create_restore(observed, &name, &restore, source)?.on_success(ready);
-    Ok(Step::show(Shown::works(Phase::Restore).snapshot(name).restore(restore)).with([create, Effect::Event(made)]))
+    Ok(Step::show(Shown::works(Phase::Restore).snapshot(name).restore(restore)).before([create, Effect::Event(made)]))
 }
 
 /// Returns the text of condition Failure.
@@ -107,7 +107,7 @@ fn begin(observed: &Observed, name: &str) -> Result<Step, serde_json::Error> {
         ("SnapshotCreationFailed", format!("failed creating snapshot {name} for clone {}: {{error}}", observed.name())),
     );
     let create = create.refused_as(REFUSED);
-    Ok(Step::show(Shown::works(Phase::Snapshot).snapshot(name.to_owned())).with([create]))
+    Ok(Step::show(Shown::works(Phase::Snapshot).snapshot(name.to_owned())).before([create]))
 }
 
 fn vm_reference(name: String) -> TypedLocalObjectReference {
@@ -148,7 +148,7 @@ pub(super) fn restoring(observed: &Observed) -> Step {
     if status.and_then(|status| status.complete) == Some(true) {
         let text = format!("restore {name} for clone {} is ready to use", observed.name());
         let ready = Effect::Event(observed.event("RestoreReady", text));
-        return Step::show(Shown::works(Phase::Target).snapshot(snapshot).restore(name)).with([ready]);
+        return Step::show(Shown::works(Phase::Target).snapshot(snapshot).restore(name)).before([ready]);
     }
     match failure(status.iter().flat_map(|status| &status.conditions)) {
         Some(text) => failed(observed, "RestoreFailed", format!("restore {name} failed: {text}")),
@@ -165,13 +165,13 @@ pub(super) fn created(observed: &Observed) -> Step {
     let text = format!("created target VM {target} for clone {}", observed.name());
     let created = Effect::Event(observed.event("TargetVMCreated", text));
     let shown = Shown::done(target).snapshot(snapshot_name(&observed.clone)).restore(restore_name(&observed.clone));
-    Step::show(shown).with([created])
+    Step::show(shown).before([created])
 }
 
 /// Deletes restore and snapshot when no claim needs them any more, and the clone when its VM is gone.
 pub(super) fn succeeded(observed: &Observed) -> Step {
     if observed.target.is_none() {
-        return Step::default().with([Effect::delete(Kind::VmClone, &observed.clone.metadata).refused_as(REFUSED)]);
+        return Step::default().before([Effect::delete(Kind::VmClone, &observed.clone.metadata).refused_as(REFUSED)]);
     }
     // A claim that waits for its first consumer is still to be filled from the snapshot.
     let is_filled = || observed.claims.values().all(|claim| claim.phase == "Bound");
@@ -179,5 +179,5 @@ pub(super) fn succeeded(observed: &Observed) -> Step {
         return Step::default();
     }
     let bound = Effect::Event(observed.event("PVCBound", format!("all PVC for clone {} are bound", observed.name())));
-    Step::show(Shown::done(target_name(&observed.clone))).with(leftovers(observed)).with([bound])
+    Step::show(Shown::done(target_name(&observed.clone))).before(leftovers(observed)).before([bound])
 }

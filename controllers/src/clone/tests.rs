@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::runtime::Effect;
 
 fn object<T: DeserializeOwned>(mut value: Value, change: &Value) -> Arc<T> {
     json_patch::merge(&mut value, change);

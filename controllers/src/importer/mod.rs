@@ -87,34 +87,7 @@ pub(crate) struct Observed {
     pub now: Timestamp,
 }
 
-/// A step: the state to show, and the writes before and after it is shown.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Step {
-    shown: Option<Shown>,
-    before: Vec<Effect>,
-    after: Vec<Effect>,
-    wake: Option<Duration>,
-}
-
-impl Step {
-    fn show(shown: Shown) -> Self {
-        Self { shown: Some(shown), ..Self::default() }
-    }
-
-    fn before(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
-        self.before.extend(effects);
-        self
-    }
-
-    fn after(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
-        self.after.extend(effects);
-        self
-    }
-
-    fn wake(self, time: Duration) -> Self {
-        Self { wake: Some(time), ..self }
-    }
-}
+type Step = crate::runtime::Step<Shown>;
 
 impl Observed {
     fn name(&self) -> &str {
@@ -181,25 +154,21 @@ impl Observed {
 
 /// Decides about a DataVolume.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
-    let mut decision = Decision::settled();
+    let mut step = next(observed)?.unwrap_or_default();
     if observed.beside_cdi && observed.volume.phase() == DataVolumePhase::Unset {
         let text = "value importer of the chart is \"on\", but CDI is installed and carries out this DataVolume";
         let about = Kind::DataVolume.reference(&observed.volume.metadata);
-        decision.push(Effect::Event(Event::warning(about, BESIDE_CDI, text)));
+        step.before.insert(0, Effect::Event(Event::warning(about, BESIDE_CDI, text)));
     }
-    let Some(step) = next(observed)? else { return Ok(decision) };
-    decision.effects.extend(step.before);
-    if let Some(shown) = step.shown {
+    step.decided(|shown, decision| {
         let mut changed = (*observed.volume).clone();
         changed.status = Some(status::status(&observed.volume, &shown, observed.now));
         if let Some(change) = Effect::change(Kind::DataVolume, &*observed.volume, &changed, Some("status"))? {
             decision.push(change);
             decision.effects.extend(status::events(&observed.volume, &shown));
         }
-    }
-    decision.effects.extend(step.after);
-    step.wake.into_iter().for_each(|time| decision.wake(time));
-    Ok(decision)
+        Ok(())
+    })
 }
 
 /// Returns the next step. `None`: the DataVolume is none of this importer's.

@@ -19,6 +19,7 @@ mod queue;
 mod queue_metrics;
 mod recorder;
 mod runner;
+mod step;
 #[cfg(test)]
 mod tests;
 
@@ -31,4 +32,5 @@ pub(crate) use self::{
     metrics::Metrics,
     recorder::Recorder,
     runner::{Run, Runner},
+    step::Step,
 };
