@@ -51,8 +51,6 @@ use crate::{
 
 /// Finalizer that lets the VMI outlive its VM.
 const ORPHAN: &str = "orphan";
-/// Reason of a change that waits for the end of an operation on the VM's data.
-const OPERATION: &str = "OperationInProgress";
 
 /// Everything that a decision about a VM depends on.
 pub(crate) struct Observed {
@@ -320,15 +318,11 @@ fn start_instance(
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let vm = &*observed.vm;
-    let needs_recovery = vm.condition(condition::MANUAL_RECOVERY_REQUIRED).is_some_and(api::Condition::is_true);
-    if needs_recovery || volume_migration::is_interrupted(vm, None) {
+    if volume_migration::needs_recovery(vm, None) {
         return Ok(None);
     }
     if let Some(lease) = vm_lease::forbids(vm, Attempt::Start) {
-        return Ok(Some(SyncError::new(
-            OPERATION,
-            format!("the VM starts after the end of an operation: {}", lease.holder()),
-        )));
+        return Ok(Some(SyncError::new(vm_lease::OPERATION, vm_lease::awaited(lease))));
     }
     let instance = match start::instance(vm, chosen, &observed.config, paused, trace(observed)) {
         Ok(instance) => instance,

@@ -5,6 +5,10 @@
 //!  free ──────────────────────────────> held ───────────────────────────────> free
 //! ```
 //! The finalizer keeps a deleted VM until its snapshot is taken. A snapshot holds the lease once the VM has both.
+//!
+//! A start in the instant in which the lease is taken: the launcher pod is what touches the data, and the VMI controller makes none while
+//! the lease forbids the start. It reads the VMI before the lease. A holder reads the lease before the VMI, from the same caches, so that
+//! one of both sees the other.
 
 mod controller;
 
@@ -18,6 +22,14 @@ use serde_json::{Value, json};
 
 pub(crate) use self::controller::VmLeases;
 use crate::runtime::{Effect, Kind};
+
+/// Reason of a change that waits for the end of an operation on the VM's data.
+pub(crate) const OPERATION: &str = "OperationInProgress";
+
+/// Returns the text about a VM that does not start yet.
+pub(crate) fn awaited(lease: &OperationLease) -> String {
+    format!("the VM starts after the end of an operation: {}", lease.holder())
+}
 
 /// Returns the lease that forbids a change of a VM.
 pub(crate) fn forbids(vm: &VirtualMachine, attempt: Attempt) -> Option<&OperationLease> {

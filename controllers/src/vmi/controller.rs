@@ -2,7 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, config::ClusterConfig, vsock};
+use api::{
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    config::ClusterConfig,
+    owner,
+    vm::{lease::Attempt::Start, status::OperationLease},
+    vsock,
+};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -31,7 +37,7 @@ use crate::{
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Needs, Wake},
     setup::Setup,
-    tsc,
+    tsc, vm_lease,
 };
 
 /// Label of namespaces: memory limit over request.
@@ -60,6 +66,7 @@ impl Controller for Vmis {
     const WORKERS: usize = 10;
     const COUNTS_SYNCS: bool = true;
     const NEEDS: Needs = needs(&[
+        Resource::Vms,
         Resource::Vmis,
         Resource::Pods,
         Resource::Attachments,
@@ -100,6 +107,12 @@ impl Controller for Vmis {
             present.or(former).filter(|_| has_ended).and_then(vmi_key)
         });
         wake.on_object(&caches.attachments, CachedAttachment::vmi);
+        // A VMI that waits for the end of an operation on the data of its VM.
+        wake.on(&caches.vms, |former, present| {
+            let is_held = |vm: &VirtualMachine| vm_lease::forbids(vm, Start).is_some();
+            let freed = former.filter(|vm| is_held(vm) && !present.is_some_and(is_held));
+            freed.map(|vm| Key::of(&vm.metadata))
+        });
         // VMIs that wait for a claim, and those whose guest must see its growth.
         let vmis = caches.vmis.clone();
         wake.on(&caches.claims, move |former, present| {
@@ -176,6 +189,8 @@ impl Controller for Vmis {
             claims,
             state: persistent_state::of_vmi(caches, &config, &vmi, &pods),
             limits: namespace_limits(caches, &config, &key.namespace),
+            // After the VMI was read.
+            held: held(caches, &vmi),
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
             definitions: definitions(caches, &config, &vmi),
@@ -199,6 +214,13 @@ impl Controller for Vmis {
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
         super::decide(observed)
     }
+}
+
+/// Returns the operation on the data of a VM that keeps its VMI from starting.
+fn held(caches: &Caches, vmi: &VirtualMachineInstance) -> Option<OperationLease> {
+    let vm = owner::controller_of_kind::<VirtualMachine>(&vmi.metadata)?;
+    let key = Key::new(vmi.metadata.namespace.clone().unwrap_or_default(), vm.name.as_str());
+    vm_lease::forbids(&*caches.vms.get(&key)?, Start).cloned()
 }
 
 /// Returns the context ID that a VMI keeps or gets.

@@ -11,6 +11,7 @@
 //! ```
 //! A pod is created once in the life of a VMI: only while its phase is Pending and it has none. Its claims are ready then
 //! (`data_volumes.rs`), and so is the one with its state (`state.rs`); a temporary pod may have been scheduled in its place before, so that they could be filled.
+//! No operation on the data of its VM forbids the start then (`vm_lease`).
 //! A pod that the watch shows no longer is gone only if its end was seen or the API server confirms it. Until then nothing is
 //! decided: a second launcher beside a first one without its label would destroy the volumes.
 //! virt-handler owns everything from Scheduled on; this controller only fails VMIs whose pod is gone.
@@ -41,6 +42,7 @@ use api::{
     VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
     config::ClusterConfig,
     constants::{condition, event, finalizer, label},
+    vm::status::OperationLease,
     vmi::status::VirtualMachineInstancePhaseTransitionTimestamp,
 };
 use jiff::Timestamp;
@@ -76,6 +78,8 @@ pub(crate) struct Observed {
     pub instance: Arc<VirtualMachineInstance>,
     /// Its pods.
     pub pods: Vec<Arc<CachedPod>>,
+    /// The operation on the data of its VM that keeps it from starting.
+    pub held: Option<OperationLease>,
     /// Its migrations that have not ended.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// Pods that only let the scheduler bind its claims.

@@ -20,6 +20,7 @@ use crate::{
     launcher_pod::{self, Inputs, RenderError, is_target_of},
     resources::{pods::CachedPod, vmis::node_name},
     runtime::{Decision, Effect, Event, Kind},
+    vm_lease,
 };
 
 /// Reason of a VMI for which there is no node, spelled as in the reference.
@@ -223,6 +224,10 @@ fn missing_data_volume(observed: &Observed, volume: &str, decision: &mut Decisio
 pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result<Option<SyncError>, serde_json::Error> {
     let instance = &*observed.instance;
     let regarding = || Kind::Instance.reference(&instance.metadata);
+    // The VM controller has created it in the instant in which the operation began.
+    if let Some(lease) = &observed.held {
+        return Ok(Some(SyncError { reason: vm_lease::OPERATION.to_owned(), message: vm_lease::awaited(lease) }));
+    }
     let state = state::provide(observed, decision)?;
     let render = match data_volumes::gate(observed) {
         Gate::Missing(claim) => return Ok(Some(missing_claim(observed, claim, decision))),

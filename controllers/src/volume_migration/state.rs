@@ -9,7 +9,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{are_former, is_wanted};
+use super::{claim, is_wanted, named};
 
 /// Reason of condition ManualRecoveryRequired, as in the reference.
 const INTERRUPTED: &str = "VMI was removed or was final during the volume migration";
@@ -19,10 +19,15 @@ fn recorded(status: &VirtualMachineStatus) -> Option<&[StorageMigratedVolumeInfo
     Some(&state.migrated_volumes)
 }
 
-/// Returns true if nobody has decided yet which claims a VM continues with: its template names the new ones.
+/// Returns true if nobody has decided yet which claims a VM continues with: its template names a new one. A user decides for the former
+/// claims, and a restore for others.
 fn is_open(vm: &VirtualMachine, migrated: &[StorageMigratedVolumeInfo]) -> bool {
     let volumes = vm.spec.template.spec.as_ref().map(|spec| spec.volumes.as_slice()).unwrap_or_default();
-    is_wanted(&vm.spec) && !are_former(volumes, migrated)
+    let names_new = |migrated: &StorageMigratedVolumeInfo| {
+        let new = migrated.destination_pvc_info.as_ref().and_then(|info| info.claim_name.as_deref());
+        new.is_some() && new == named(volumes, &migrated.volume_name).and_then(claim)
+    };
+    is_wanted(&vm.spec) && migrated.iter().any(names_new)
 }
 
 fn was_moving(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
@@ -33,8 +38,13 @@ fn was_moving(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool
     }
 }
 
+/// Returns true until somebody decides which claims a VM continues with whose volumes did not arrive at the new ones.
+pub(crate) fn needs_recovery(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
+    vm.condition(MANUAL_RECOVERY_REQUIRED).is_some_and(Condition::is_true) || is_interrupted(vm, vmi)
+}
+
 /// Returns true if the VMI of a VM has ended while its volumes moved, so that none of the claims may hold all data.
-pub(crate) fn is_interrupted(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
+fn is_interrupted(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
     let Some(migrated) = vm.status.as_ref().and_then(recorded) else { return false };
     let has_ended = vmi.is_none_or(VirtualMachineInstance::is_final);
     has_ended && is_open(vm, migrated) && was_moving(vm, vmi)

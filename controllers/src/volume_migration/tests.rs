@@ -320,7 +320,8 @@ fn vm(strategy: Option<&str>, claim: &str, status: &Value) -> VirtualMachine {
 
 #[test]
 fn vm_records_the_move_and_its_interruption() {
-    let migrated = json!([{"volumeName": "a", "sourcePVCInfo": {"claimName": "a-old"}}]);
+    let (old, new) = (json!({"claimName": "a-old"}), json!({"claimName": "a-new"}));
+    let migrated = json!([{"volumeName": "a", "sourcePVCInfo": old, "destinationPVCInfo": new}]);
     let state = json!({"volumeMigrationState": {"migratedVolumes": migrated}});
     let shown = |status: &str| json!([{"type": "VolumesChange", "status": status}]);
     let running = |change: &Value| Some(moving(change));
@@ -343,6 +344,8 @@ fn vm_records_the_move_and_its_interruption() {
         // It stays required until somebody decides.
         (migration, "a-new", state.clone(), recovery.clone(), None, true, true),
         (migration, "a-old", state.clone(), recovery.clone(), None, false, false),
+        // A restore has named other claims.
+        (migration, "a-other", state.clone(), recovery.clone(), None, false, false),
         (None, "a-new", state.clone(), recovery.clone(), None, false, false),
         (Some("Replacement"), "a-new", state.clone(), shown("True"), None, false, false),
     ] {

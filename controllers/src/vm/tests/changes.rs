@@ -521,7 +521,7 @@ fn vmi_that_has_moved_needs_no_restart() {
 fn interrupted_move_blocks_the_start_until_somebody_decides() {
     let (mut vm, ..) = moved_volume(Some("Migration"));
     let state = json!({"volumeMigrationState": {"migratedVolumes": [
-        {"volumeName": "a", "sourcePVCInfo": {"claimName": "old"}},
+        {"volumeName": "a", "sourcePVCInfo": {"claimName": "old"}, "destinationPVCInfo": {"claimName": "new"}},
     ]}});
     let conditions = json!([{"type": "VolumesChange", "status": "True"}]);
     vm.status = serde_json::from_value(json!({"volumeUpdateState": state, "conditions": conditions})).unwrap();

@@ -84,6 +84,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
     Observed {
         instance: Arc::new(instance.clone()),
         pods: Vec::new(),
+        held: None,
         temporary: Vec::new(),
         data_volumes: DataVolumes::default(),
         warnings: Vec::new(),

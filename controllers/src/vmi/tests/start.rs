@@ -9,6 +9,19 @@ fn new_vmi_gets_its_pod_and_nothing_else_is_written() {
     assert!(matches!(decision.effects.as_slice(), [Effect::Create { kind: Kind::Pod, .. }]), "{decision:?}");
 }
 
+#[test]
+fn vmi_that_was_created_while_an_operation_began_gets_its_pod_after_it() {
+    let lease = json!({"operation": "Restore", "name": "r", "uid": "restore-uid"});
+    let held: OperationLease = serde_json::from_value(lease).unwrap();
+    let mut observed = Observed { held: Some(held), ..observed(&vmi(&json!({}))) };
+    let decision = decide(&observed).unwrap();
+    let condition = condition_in(&status_of(&decision), "Synchronized");
+    assert_eq!(condition["message"], "the VM starts after the end of an operation: restore \"r\" in progress");
+    assert!(!decision.effects.iter().any(|effect| matches!(effect, Effect::Create { .. })), "{decision:?}");
+    observed.held = None;
+    assert!(matches!(decide(&observed).unwrap().effects.as_slice(), [Effect::Create { kind: Kind::Pod, .. }]));
+}
+
 /// Returns the decision about a VMI whose pods no watch shows.
 fn decided_without(instance: &VirtualMachineInstance, missing: &[&str]) -> Decision {
     let missing: Vec<String> = missing.iter().map(|uid| (*uid).to_owned()).collect();
