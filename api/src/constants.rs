@@ -198,6 +198,8 @@ pub mod annotation {
     pub const HAND_OVER_RECLAIM_POLICY: &str = "ferrovirt.io/hand-over-reclaim-policy";
     /// UID of a DataVolume whose claim is filled by the importer of Ferrovirt.
     pub const IMPORT: &str = "ferrovirt.io/import";
+    /// VirtualMachineSnapshot: volumes that it leaves out, separated by commas.
+    pub const EXCLUDED_VOLUMES: &str = "ferrovirt.io/excluded-volumes";
     /// Claim, DataVolume: the restore that made or replaces it.
     pub const RESTORE: &str = "restore.kubevirt.io/name";
     /// VM, claim: name and UID of the restore that changed or made it.

@@ -1,5 +1,6 @@
 //! `snapshot`: takes a snapshot of a VM.
 
+use api::constants::annotation;
 use clap::Args;
 use http::Method;
 use serde_json::{Value, json};
@@ -26,6 +27,9 @@ pub(crate) struct Options {
     /// Time after which an incomplete snapshot fails, such as 10m; 0: never; default: 5 minutes
     #[arg(long, value_name = "DURATION")]
     failure_deadline: Option<String>,
+    /// Leave out a volume; a restore leaves it as it is. Can be repeated
+    #[arg(long, value_name = "VOLUME")]
+    exclude_volume: Vec<String>,
     #[command(flatten)]
     waiting: WaitOptions,
     /// Check the request without changing anything
@@ -52,10 +56,13 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<()
 }
 
 fn object(vm: &str, options: &Options) -> Result<Value, Error> {
-    let metadata = match &options.name {
+    let mut metadata = match &options.name {
         Some(name) => json!({"name": object_name(name)?}),
         None => json!({"generateName": format!("{vm}-")}),
     };
+    if !options.exclude_volume.is_empty() {
+        metadata["annotations"] = json!({annotation::EXCLUDED_VOLUMES: options.exclude_volume.join(",")});
+    }
     let mut spec = json!({"source": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": vm}});
     if options.retain {
         spec["deletionPolicy"] = json!("Retain");
@@ -123,8 +130,11 @@ mod tests {
             plain["spec"],
             json!({"source": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "a"}})
         );
-        let full = object("a", &options(&["a", "s", "--retain", "--failure-deadline=0"])).unwrap();
-        assert_eq!(full["metadata"], json!({"name": "s"}));
+        let excluding = ["--exclude-volume=b", "--exclude-volume=c"];
+        let words = [&["a", "s", "--retain", "--failure-deadline=0"][..], &excluding].concat();
+        let full = object("a", &options(&words)).unwrap();
+        let annotations = json!({"ferrovirt.io/excluded-volumes": "b,c"});
+        assert_eq!(full["metadata"], json!({"name": "s", "annotations": annotations}));
         assert_eq!(
             (&full["spec"]["deletionPolicy"], &full["spec"]["failureDeadline"]),
             (&json!("Retain"), &json!("0"))

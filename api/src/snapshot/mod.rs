@@ -11,7 +11,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Condition, duration};
+use crate::{Condition, constants::annotation, duration};
 
 /// API group of snapshots, their contents and restores.
 pub const GROUP: &str = "snapshot.kubevirt.io";
@@ -97,6 +97,12 @@ impl VirtualMachineSnapshot {
     /// Returns true if the content goes with the snapshot.
     pub fn deletes_content(&self) -> bool {
         self.spec.deletion_policy.as_deref().is_none_or(|policy| policy == "Delete")
+    }
+
+    /// Returns the names of the volumes that it leaves out.
+    pub fn excluded_volumes(&self) -> impl Iterator<Item = &str> {
+        let named = self.metadata.annotations.as_ref().and_then(|all| all.get(annotation::EXCLUDED_VOLUMES));
+        named.into_iter().flat_map(|names| names.split(',')).map(str::trim).filter(|name| !name.is_empty())
     }
 
     /// Returns true in this phase.

@@ -20,23 +20,26 @@ use crate::{
 /// The controller of VirtualMachineSnapshots.
 pub(crate) struct Snapshots;
 
+/// Resources of snapshots and of their contents.
+pub(super) const RESOURCES: Needs = needs(&[
+    Resource::Vms,
+    Resource::Vmis,
+    Resource::Claims,
+    Resource::DataVolumes,
+    Resource::Namespaces,
+    Resource::Snapshots,
+    Resource::SnapshotClasses,
+    Resource::StorageClasses,
+    Resource::StorageProfiles,
+    Resource::VmSnapshots,
+    Resource::VmSnapshotContents,
+    Resource::VmRestores,
+]);
+
 impl Controller for Snapshots {
     const NAME: &'static str = "vm-snapshot";
     const WORKERS: usize = 3;
-    const NEEDS: Needs = needs(&[
-        Resource::Vms,
-        Resource::Vmis,
-        Resource::Claims,
-        Resource::DataVolumes,
-        Resource::Namespaces,
-        Resource::Snapshots,
-        Resource::SnapshotClasses,
-        Resource::StorageClasses,
-        Resource::StorageProfiles,
-        Resource::VmSnapshots,
-        Resource::VmSnapshotContents,
-        Resource::VmRestores,
-    ]);
+    const NEEDS: Needs = RESOURCES;
     type Caches = Caches;
     type Observed = Observed;
 
@@ -84,7 +87,8 @@ impl Controller for Snapshots {
         // Only a snapshot without content depends on them.
         let is_open = !snapshot.is_final() && content.is_none();
         let volumes = vm.as_deref().filter(|_| is_open).map(|vm| source::volumes(caches, vm, vmi.as_deref()));
-        let volumes = volumes.unwrap_or_default();
+        let mut volumes = volumes.unwrap_or_default();
+        volumes.retain(|volume| snapshot.excluded_volumes().all(|name| name != volume.name));
         let names: Vec<String> = volumes.iter().map(|volume| volume.claim.clone()).collect();
         let claims = caches.claims_named(&key.namespace, names.iter().cloned());
         let restores = caches.vm_restores.by(&RestoreIndex::Snapshot(key.clone()));

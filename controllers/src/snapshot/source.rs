@@ -19,7 +19,7 @@ use crate::{
         claims::{CachedClaim, ClaimIndex, claim_name},
     },
     runtime::{Decision, Effect},
-    snapshot_class,
+    snapshot_class, volume_migration,
 };
 
 /// Age of the read of the pods that use a claim after which it is read again.
@@ -100,6 +100,11 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
     if vm.metadata.deletion_timestamp.is_some() {
         return Some(format!(" source {path} is being deleted"));
     }
+    let volumes = || vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
+    let is_known = |name: &str| name == state_volume(vm) || volumes().any(|volume| volume.name == name);
+    for name in observed.snapshot.excluded_volumes().filter(|name| !is_known(name)) {
+        text.push_str(&format!(" source {path} has no volume {name} that could be excluded"));
+    }
     for (told, of) in [
         ("volume doesnt exist", &(|volume: &SourceVolume| volume.known.is_none()) as &dyn Fn(&SourceVolume) -> bool),
         ("volume is being deleted", &|volume| is_deleting(volume)),
@@ -123,6 +128,10 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
         Some(vmi) if moves(vmi) => text.push_str(&format!(" source {path} moves its volumes")),
         Some(vmi) if vmi.is_migrating() => text.push_str(&format!(" source {path} is migrating")),
         Some(_) => {}
+        // The claims that the template names may lack what the former ones have.
+        None if volume_migration::needs_recovery(vm, observed.vmi.as_deref()) => {
+            text.push_str(&format!(" source {path} has volumes that an interrupted migration did not move"));
+        }
         None => text.push_str(&used(observed, vm, decision)),
     }
     (!text.is_empty()).then_some(text)

@@ -189,6 +189,18 @@ fn snapshot_goes_through_its_stages() {
 }
 
 #[test]
+fn deadline_has_a_timer() {
+    let time = |change: &Value| {
+        decide(&observed(snapshot(change), Some(held()), Some(content(&json!({}))))).unwrap().wake_after
+    };
+    for (deadline, left) in [(json!(null), Some(240)), (json!("90s"), Some(30)), (json!("0"), None)] {
+        let change = json!({"spec": {"failureDeadline": deadline}});
+        assert_eq!(time(&change), left.map(Duration::from_secs), "{deadline}");
+    }
+    assert_eq!(time(&json!({"status": {"phase": "Succeeded"}})), None);
+}
+
+#[test]
 fn refusals_name_what_is_in_the_way() {
     let live = |status: &Value| -> Option<Arc<VirtualMachineInstance>> {
         let vmi = json!({"metadata": {"name": "v"}, "spec": {"domain": {"devices": {}}}, "status": status});
@@ -199,6 +211,8 @@ fn refusals_name_what_is_in_the_way() {
     let pending = json!({"status": {"phase": "Pending"}});
     let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}});
     let restored = vm(&json!({"status": {"operation": {"operation": "Restore", "name": "r", "uid": "r"}}}));
+    let moving = json!([{"type": "ManualRecoveryRequired", "status": "True"}]);
+    let interrupted = vm(&json!({"status": {"conditions": moving}}));
     let gone = SourceVolume { known: None, users: None, ..volume(&json!({}), &[]) };
     let several =
         SourceVolume { class: Err("2 matching VolumeSnapshotClasses for d".into()), ..volume(&json!({}), &[]) };
@@ -211,6 +225,13 @@ fn refusals_name_what_is_in_the_way() {
         (vm(&json!({})), migrating, volume(&json!({}), &[]), " source n/v is migrating"),
         (vm(&deleted), running(), volume(&json!({}), &[]), " source n/v is being deleted"),
         (restored, running(), volume(&json!({}), &[]), " restore \"r\" in progress"),
+        // Its template names claims that lack what the former ones have.
+        (
+            interrupted,
+            None,
+            volume(&json!({}), &[]),
+            " source n/v has volumes that an interrupted migration did not move",
+        ),
     ] {
         let observed = Observed { vmi, volumes: vec![volume], ..observed(snapshot(&json!({})), Some(vm), None) };
         let decision = decide(&observed).unwrap();
@@ -221,6 +242,27 @@ fn refusals_name_what_is_in_the_way() {
         assert!(shown(&decision.effects).contains(&"event SnapshotSourceNotLocked".to_owned()), "{text}");
         assert_eq!(decision.wake_after, Some(RETRY));
     }
+}
+
+#[test]
+fn excluded_volumes_must_exist() {
+    let excludes = |names: &str| json!({"metadata": {"annotations": {"ferrovirt.io/excluded-volumes": names}}});
+    for (names, refusal) in [
+        ("root, cd", ""),
+        ("persistent-state-for-v", ""),
+        ("rot", "Source not locked source n/v has no volume rot that could be excluded"),
+    ] {
+        let decision = decide(&observed(snapshot(&excludes(names)), Some(vm(&json!({}))), None)).unwrap();
+        let reason = status(&decision.effects)["conditions"][0]["reason"].clone();
+        assert_eq!(reason == refusal, !refusal.is_empty(), "{names}: {reason}");
+    }
+    // A volume that is left out shows as such.
+    let captured = content(&json!({"creationTime": "2030-01-01T00:00:30Z", "quiesce": {"state": "Offline"}}));
+    let mut captured = (*captured).clone();
+    captured.spec.volume_backups.clear();
+    let decision = decide(&observed(snapshot(&excludes("root")), Some(held()), Some(Arc::new(captured)))).unwrap();
+    assert_eq!(status(&decision.effects)["snapshotVolumes"]["excludedVolumes"], json!(["root", "cd"]));
+    assert!(shown(&decision.effects).contains(&"event PartialSnapshot".to_owned()));
 }
 
 #[test]
@@ -241,6 +283,19 @@ fn content_has_the_claims_with_classes_and_the_copies_in_use() {
     let captured = spec.source.virtual_machine.as_ref().unwrap().spec.as_ref().unwrap();
     assert_eq!(captured.instancetype.as_ref().unwrap().revision_name.as_deref(), Some("s-small-1"));
     assert_eq!(creation.start, None);
+}
+
+#[test]
+fn state_of_a_vm_is_part_of_its_snapshots_whatever_asked_for_it() {
+    // A preference can ask for a TPM that is kept, which the template does not show.
+    let caches = crate::resources::Caches::default();
+    let claim =
+        json!({"metadata": {"name": "state-1", "namespace": "n", "uid": "s", "labels": {"persistent-state-for": "v"}}});
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).unwrap();
+    caches.claims.observe(claim.into());
+    let volumes = source::volumes(&caches, &vm(&json!({})), None);
+    let named: Vec<(&str, &str)> = volumes.iter().map(|volume| (volume.name.as_str(), volume.claim.as_str())).collect();
+    assert_eq!(named, [("root", "c"), ("persistent-state-for-v", "state-1")]);
 }
 
 #[test]

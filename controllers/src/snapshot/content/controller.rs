@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
+use api::owner;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Observed;
 use crate::{
     cache::Key,
     resources::{
-        Caches, Resource, needs,
+        Caches,
         vm_snapshots::{ContentIndex, vm_key},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
+    snapshot::controller::RESOURCES,
     snapshot_class,
 };
 
@@ -22,18 +24,7 @@ impl Controller for SnapshotContents {
     const NAME: &'static str = "vm-snapshot-content";
     // A freeze takes up to a minute.
     const WORKERS: usize = 8;
-    const NEEDS: Needs = needs(&[
-        Resource::Vms,
-        Resource::Vmis,
-        Resource::Claims,
-        Resource::Namespaces,
-        Resource::Snapshots,
-        Resource::SnapshotClasses,
-        Resource::StorageClasses,
-        Resource::StorageProfiles,
-        Resource::VmSnapshots,
-        Resource::VmSnapshotContents,
-    ]);
+    const NEEDS: Needs = RESOURCES;
     type Caches = Caches;
     type Observed = Observed;
 
@@ -58,10 +49,15 @@ impl Controller for SnapshotContents {
         let snapshot = snapshot.filter(|snapshot| snapshot.content_name() == key.name);
         let vm_key = snapshot.as_ref().and_then(|snapshot| vm_key(Some(&key.namespace), &snapshot.spec.source));
         let backups = &content.spec.volume_backups;
-        let names = backups.iter().filter_map(|backup| backup.volume_snapshot_name.as_ref());
-        let taken = names.filter_map(|name| Some((name.clone(), caches.snapshots.get(&in_namespace(name))?)));
-        // Only volume snapshots that are still to be created depend on them.
         let is_open = content.status.as_ref().is_none_or(|status| status.creation_time.is_none());
+        let names = backups.iter().filter_map(|backup| backup.volume_snapshot_name.as_ref());
+        let taken = names.filter_map(|name| {
+            let known = caches.snapshots.get(&in_namespace(name))?;
+            // Those of a former content of the name are about to be deleted.
+            let counts = !is_open || owner::is_controlled_by(&known.metadata, &*content);
+            counts.then(|| (name.clone(), known))
+        });
+        // Only volume snapshots that are still to be created depend on them.
         let claims = backups.iter().filter(|_| is_open).filter_map(|backup| {
             let name = backup.persistent_volume_claim.metadata.name.clone()?;
             let claim = caches.claims.get(&in_namespace(&name))?;
