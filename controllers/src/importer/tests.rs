@@ -374,3 +374,23 @@ fn what_needs_cdi_shows_so() {
     let step = next(&unclear).unwrap().unwrap();
     assert_eq!((step.shown.unwrap().bound.reason.as_str(), step.wake), ("ErrClaimNotValid", Some(RETRY)));
 }
+
+#[test]
+fn claim_of_a_restore_is_waited_for_and_never_filled() {
+    let marks = json!({"cdi.kubevirt.io/storage.prePopulated": "d", "restore.kubevirt.io/name": "r"});
+    let marked = json!({"metadata": {"annotations": marks}, "status": {"phase": "Succeeded"}});
+    let mut observed = observed(&marked);
+    assert_eq!(writes(&decide(&observed).unwrap()), ["patch datavolumes/status"]);
+    assert_eq!(shown(&observed).0, "Pending");
+    // The restore makes it from the snapshot, and says for which DataVolume.
+    let restored = json!({"metadata": {
+        "ownerReferences": null, "annotations": {"cdi.kubevirt.io/createdForDataVolume": null, "cdi.kubevirt.io/storage.populatedFor": "d"},
+    }});
+    for phase in ["Pending", "Bound"] {
+        observed.claim = claim(phase, &restored);
+        let decision = decide(&observed).unwrap();
+        assert!(!writes(&decision).iter().any(|write| write.starts_with("create")), "{phase}: {decision:?}");
+        assert_eq!(patch_of(&decision, Kind::Claim)["metadata"]["ownerReferences"][0]["name"], "d", "{phase}");
+        assert_eq!(shown(&observed).0, "Succeeded", "{phase}");
+    }
+}

@@ -17,6 +17,7 @@ use crate::{
         claims::{CachedClaim, ClaimIndex},
         needs,
         vm_snapshots::{ContentIndex, RestoreIndex},
+        vms::VmIndex,
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
 };
@@ -54,10 +55,10 @@ impl Controller for Restores {
         let restores = caches.vm_restores.clone();
         wake.on_object(&caches.vms, move |vm| open(&restores, RestoreIndex::Vm(Key::of(&vm.metadata))));
         let restores = caches.vm_restores.clone();
-        // Only the end of a guest lets a restore go on.
+        // The end of a guest lets a restore go on, and a start that came too early ends.
         wake.on(&caches.vmis, move |former, present| {
-            let ended = former.filter(|_| present.is_none());
-            ended.map(|vmi| open(&restores, RestoreIndex::Vm(Key::of(&vmi.metadata)))).into_iter().flatten()
+            let vmi = present.xor(former);
+            vmi.map(|vmi| open(&restores, RestoreIndex::Vm(Key::of(&vmi.metadata)))).into_iter().flatten()
         });
         let restores = caches.vm_restores.clone();
         wake.on_object(&caches.vm_snapshots, move |snapshot| {
@@ -96,12 +97,17 @@ impl Controller for Restores {
         let copies = captured.map(|spec| target::copy_names(spec, snapshot_name, &target.name));
         Some(Observed {
             vm: caches.vms.get(&target),
+            // After the lease was read, so that a VMI is seen whose pod was created before.
             vmi: caches.vmis.get(&target),
             volume_snapshots: named(volume_snapshots(content.as_deref()), |name| caches.snapshots.get(&key(name))),
             states: caches.claims.by(&ClaimIndex::State(key(&names::label_value(&target.name)))),
             data_volumes: named(volumes, |name| caches.data_volumes.get(&key(name))),
             classes: named(classes, |name| caches.storage_classes.get(&Key::cluster_wide(name))),
             revisions: named(copies.into_iter().flatten(), |name| caches.revisions.get(&key(name))),
+            others: claims
+                .keys()
+                .filter_map(|name| Some((name.clone(), other_vm(caches, &key(name), &target)?)))
+                .collect(),
             claims,
             snapshot,
             content,
@@ -118,6 +124,11 @@ impl Controller for Restores {
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
         super::decide(observed)
     }
+}
+
+/// Returns another VM that has a claim as disk.
+fn other_vm(caches: &Caches, claim: &Key, vm: &Key) -> Option<String> {
+    caches.vms.keys_by(&VmIndex::Claim(claim.clone())).into_iter().find(|other| other != vm).map(|other| other.name)
 }
 
 /// Returns the restores that have not ended.

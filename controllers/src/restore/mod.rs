@@ -38,7 +38,7 @@ use api::{
         restore::{VirtualMachineRestore, VirtualMachineRestoreStatus},
     },
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
@@ -47,15 +47,18 @@ use self::{status::Shown, volumes::Progress};
 use crate::{
     resources::{
         claims::CachedClaim, instancetype_revisions::InstancetypeRevision, snapshots::CachedSnapshot,
-        storage_classes::CachedStorageClass,
+        storage_classes::CachedStorageClass, vmis::is_unstarted,
     },
     runtime::{Decision, Effect, Failure, Kind},
+    vm_lease,
 };
 
 /// Refusals in a row after which a restore fails: about three minutes.
 const ATTEMPTS: u32 = 8;
 /// Reason under which refused writes are remembered.
 const REFUSED: &str = "RestoreRefused";
+/// Time for which a restore that holds the lease waits for what is missing.
+const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Time between two looks at claims that are made or deleted.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -75,6 +78,8 @@ pub(crate) struct Observed {
     pub volume_snapshots: BTreeMap<String, Arc<CachedSnapshot>>,
     /// Claims of the content and of the restore.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// Claims of the content that are disks of other VMs, with the name of one.
+    pub others: BTreeMap<String, String>,
     /// Claims with the state of the target.
     pub states: Vec<Arc<CachedClaim>>,
     /// DataVolumes of these claims, and those that the restore replaces.
@@ -89,34 +94,7 @@ pub(crate) struct Observed {
     pub now: Timestamp,
 }
 
-/// The state to show, and the writes before and after it is shown.
-#[derive(Debug, Default)]
-struct Step {
-    shown: Option<Shown>,
-    before: Vec<Effect>,
-    after: Vec<Effect>,
-    wake: Option<Duration>,
-}
-
-impl Step {
-    fn show(shown: Shown) -> Self {
-        Self { shown: Some(shown), ..Self::default() }
-    }
-
-    fn before(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
-        self.before.extend(effects);
-        self
-    }
-
-    fn after(mut self, effects: impl IntoIterator<Item = Effect>) -> Self {
-        self.after.extend(effects);
-        self
-    }
-
-    fn wake(self, time: Duration) -> Self {
-        Self { wake: Some(time), ..self }
-    }
-}
+type Step = crate::runtime::Step<Shown>;
 
 /// The snapshot of a restore, ready to be restored.
 #[derive(Clone, Copy)]
@@ -147,6 +125,10 @@ impl Observed {
 
     fn is_in_place(&self) -> bool {
         self.restore.is_in_place()
+    }
+
+    fn holds_lease(&self) -> bool {
+        self.vm.as_deref().is_some_and(|vm| vm_lease::is_held_by(vm, &self.restore.metadata))
     }
 
     /// Returns true if this restore has changed or created the VM.
@@ -193,15 +175,7 @@ impl Observed {
 
 /// Decides about a restore.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
-    let mut decision = Decision::settled();
-    let step = next(observed)?;
-    decision.effects.extend(step.before);
-    if let Some(shown) = step.shown {
-        status::show(observed, &shown, &mut decision)?;
-    }
-    decision.effects.extend(step.after);
-    step.wake.into_iter().for_each(|time| decision.wake(time));
-    Ok(decision)
+    next(observed)?.decided(|shown, decision| status::show(observed, &shown, decision))
 }
 
 fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
@@ -228,6 +202,12 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
             return Ok(Step::show(Shown::error(&failure.message)).wake(wait));
         }
     }
+    if let Some(vmi) = observed.vmi.as_deref()
+        && observed.holds_lease()
+        && is_unstarted(vmi)
+    {
+        return Ok(readiness::too_early(vmi));
+    }
     if observed.is_done() {
         return finish::step(observed);
     }
@@ -250,7 +230,7 @@ fn prepare(observed: &Observed) -> Result<Step, serde_json::Error> {
     }
     let source = match source(observed) {
         Ok(source) => source,
-        Err(Hindrance::Passing(text)) => return Ok(Step::show(Shown::error(&text))),
+        Err(Hindrance::Passing(text)) => return hindered(observed, &text),
         Err(Hindrance::Final(text)) => return failed(observed, &text),
     };
     if let Some(vm) = observed.vm.as_deref() {
@@ -291,7 +271,7 @@ fn restore(observed: &Observed, source: Source<'_>) -> Result<Step, serde_json::
     }
     match volumes::progress(observed, source)? {
         Progress::Failed(text) => failed(observed, &text),
-        Progress::Hindered(text) => Ok(Step::show(Shown::error(&text)).wake(RETRY)),
+        Progress::Hindered(text) => hindered(observed, &text),
         Progress::Works(effects) => Ok(Step::show(working).after(effects).wake(RETRY)),
         Progress::Made => match target::effects(observed, source)? {
             Ok(effects) => {
@@ -334,6 +314,19 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     match &content.spec.source.virtual_machine {
         Some(vm) if vm.spec.is_some() => Ok(Source { snapshot, content, vm }),
         _ => Err(Hindrance::Final("unexpected snapshot source".to_owned())),
+    }
+}
+
+/// Shows what is missing. A restore that holds the lease keeps its VM from starting, so that it does not wait for ever, unless the VM has
+/// lost disks already.
+fn hindered(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
+    let lease = observed.vm.as_ref().and_then(|vm| vm.status.as_ref()?.operation.as_ref());
+    let held = lease.filter(|_| observed.holds_lease()).and_then(|lease| lease.since.as_ref());
+    let Some(held) = held.filter(|_| may_fail(observed)) else { return Ok(Step::show(Shown::error(text)).wake(RETRY)) };
+    let since = status::hindered_since(observed).map_or(observed.now, |since| since.max(held.0));
+    match Duration::try_from(PATIENCE - observed.now.duration_since(since)).ok().filter(|left| !left.is_zero()) {
+        Some(left) => Ok(Step::show(Shown::error(text)).wake(left.min(RETRY))),
+        None => failed(observed, text),
     }
 }
 

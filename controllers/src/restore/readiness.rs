@@ -25,6 +25,13 @@ pub(super) fn step(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<
     Ok(by_policy(observed, vmi)?.before(observed.release(false)?))
 }
 
+/// Deletes a VMI that was created in the instant in which the restore took the lease, and has no guest yet: it names the former claims. The
+/// VM makes another one afterwards.
+pub(super) fn too_early(vmi: &VirtualMachineInstance) -> Step {
+    let delete = (!vmi.is_deleting()).then(|| Effect::delete(Kind::Instance, &vmi.metadata).refused_as(REFUSED));
+    Step::show(Shown::waits("Waiting for the end of a VMI that was created when the restore began")).after(delete)
+}
+
 fn by_policy(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, serde_json::Error> {
     match observed.restore.spec.target_readiness_policy.as_deref().unwrap_or("WaitGracePeriod") {
         "FailImmediate" => failed(observed, "Restore target VMI must be powered off before restore operation"),

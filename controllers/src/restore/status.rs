@@ -8,6 +8,7 @@ use api::{
         restore::{VirtualMachineRestore, VirtualMachineRestoreStatus},
     },
 };
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{Observed, volumes::Named};
@@ -128,6 +129,13 @@ impl Shown {
             }
         }
     }
+}
+
+/// Returns the time since which the restore shows an error.
+pub(super) fn hindered_since(observed: &Observed) -> Option<Timestamp> {
+    let mut known = observed.restore.status.iter().flat_map(|status| &status.conditions);
+    let stopped = known.find(|known| known.type_ == PROGRESSING && known.is_false())?;
+    stopped.last_transition_time.as_ref().map(|time| time.0)
 }
 
 /// Writes the status, with an event when the text is new.

@@ -30,7 +30,10 @@ use serde_json::json;
 
 use super::{Observed, REFUSED, Source, marks};
 use crate::{
-    resources::{claims::CachedClaim, vms::templated},
+    resources::{
+        claims::CachedClaim,
+        vms::{claim_names, templated},
+    },
     runtime::{Effect, Kind},
 };
 
@@ -93,9 +96,9 @@ pub(super) fn named(observed: &Observed, source: Source<'_>) -> Result<Named, St
     }
     let mut restores: Vec<VolumeRestore> = Vec::new();
     for (backup, snapshot) in backups(source) {
-        let claim = claim_name(observed, source, backup);
-        if observed.is_in_place() && !is_same_vm(observed, source) && observed.claims.contains_key(&claim) {
-            return Err(foreign(observed, &claim));
+        let claim = restored_name(observed, source, backup);
+        if let Some(text) = irreplaceable(observed, source, &claim) {
+            return Err(text);
         }
         // Two volumes with one claim would be restored over each other.
         if restores.iter().any(|other| other.persistent_volume_claim == claim) {
@@ -118,7 +121,7 @@ pub(super) fn named(observed: &Observed, source: Source<'_>) -> Result<Named, St
 }
 
 /// Returns the name of the claim of a volume.
-fn claim_name(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> String {
+fn restored_name(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> String {
     let volume = &backup.volume_name;
     let spec = &observed.restore.spec;
     let overridden = spec.volume_restore_overrides.iter().find(|change| change.volume_name.as_ref() == Some(volume));
@@ -279,6 +282,16 @@ fn is_same_vm(observed: &Observed, source: Source<'_>) -> bool {
     source.vm.metadata.name.as_deref() == Some(observed.target())
 }
 
+/// Returns why a restore in place must not replace a claim: it is a disk of another VM as well, or none of this VM any more.
+fn irreplaceable(observed: &Observed, source: Source<'_>, claim: &str) -> Option<String> {
+    observed.claims.get(claim).filter(|_| observed.is_in_place())?;
+    if let Some(other) = observed.others.get(claim) {
+        return Some(format!("PVC {}/{claim} is a disk of VM {other} as well", observed.namespace()));
+    }
+    let is_present = observed.vm.as_ref().is_none_or(|vm| claim_names(vm).iter().any(|name| name == claim));
+    (!(is_same_vm(observed, source) && is_present)).then(|| foreign(observed, claim))
+}
+
 /// Returns true if a volume gets back the claim that it had, in place of the present one.
 fn may_replace(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) -> bool {
     let mut backups = source.content.spec.volume_backups.iter();
@@ -295,19 +308,22 @@ fn replace(observed: &Observed, claim: &CachedClaim) -> Result<Vec<Effect>, Stri
     if claim.metadata.deletion_timestamp.is_some() {
         return Ok(Vec::new());
     }
-    if claim.populating {
-        return Err(format!("PVC {name} is being filled"));
-    }
     let mut effects = Vec::new();
     let [(key, restore), _] = marks(observed);
-    let controller = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
-    if let Some(volume) = controller {
-        let annotations = volume.metadata.annotations.as_ref();
-        let wanted = json!({cdi::PRE_POPULATED: name, key: restore});
-        if annotations.is_none_or(|all| !all.contains_key(cdi::PRE_POPULATED) || !all.contains_key(key)) {
-            let patch = json!({"metadata": {"annotations": wanted}});
-            effects.push(Effect::merge(Kind::DataVolume, &volume.metadata, patch).refused_as(REFUSED));
-        }
+    let volume = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
+    let is_marked = volume.and_then(|volume| volume.metadata.annotations.as_ref()).is_some_and(|all| {
+        let names_restore = all.get(key).map(String::as_str) == restore.as_str();
+        names_restore && all.contains_key(cdi::PRE_POPULATED) && !all.contains_key(annotation::IMPORT)
+    });
+    // A claim that CDI made again before it saw the mark is replaced as well.
+    if claim.populating && !is_marked {
+        return Err(format!("PVC {name} is being filled"));
+    }
+    if let Some(volume) = volume.filter(|_| !is_marked) {
+        // The importer would take back its own mark together with the other one.
+        let annotations = json!({cdi::PRE_POPULATED: name, key: restore, annotation::IMPORT: null});
+        let patch = json!({"metadata": {"annotations": annotations}});
+        effects.push(Effect::merge(Kind::DataVolume, &volume.metadata, patch).refused_as(REFUSED));
     }
     // By its name the end of the claim wakes the restore.
     let mark = json!({"metadata": {"annotations": {annotation::REPLACED_BY: observed.id(), key: restore}}});
@@ -369,6 +385,10 @@ fn labels(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> BTr
     labels.retain(|key, _| !of_others.contains(&key.as_str()) && !is_reserved(key));
     let text = |part: &Option<String>| names::label_value(part.as_deref().unwrap_or_default());
     let of = &source.vm.metadata;
+    // A VM that the restore creates can start before the restore is complete.
+    if observed.vm.is_none() && is_same_vm(observed, source) && backup.volume_name == state_volume(source.vm) {
+        labels.insert(persistent_state::LABEL.to_owned(), text(&of.name));
+    }
     labels.insert(own::RESTORE_SOURCE.to_owned(), text(&of.name));
     labels.insert(own::RESTORE_SOURCE_NAMESPACE.to_owned(), text(&of.namespace));
     labels

@@ -5,7 +5,7 @@ use api::constants::event;
 use super::*;
 
 /// Returns a restore whose VM is restored already.
-fn done() -> Observed {
+pub(super) fn done() -> Observed {
     let mut observed = observed(&named());
     observed.claims = bound();
     observed.vm = Some(vm(&json!({"metadata": {"annotations": {"restore.kubevirt.io/lastRestoreUID": ID}}})));

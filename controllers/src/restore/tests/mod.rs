@@ -1,5 +1,6 @@
 //! Tests of restores.
 
+mod care;
 mod end;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -119,6 +120,7 @@ fn observed(change: &Value) -> Observed {
         content: Some(object(content, &json!({}))),
         volume_snapshots: snapshots.into(),
         claims: BTreeMap::new(),
+        others: BTreeMap::new(),
         states: Vec::new(),
         data_volumes: BTreeMap::new(),
         classes: BTreeMap::new(),

@@ -1,0 +1,268 @@
+//! Tests of restores that meet other operations, other owners of claims, and objects that are gone.
+
+use super::*;
+use crate::resources::instancetype_revisions::InstancetypeRevision;
+
+fn instance(phase: &str) -> Option<Arc<VirtualMachineInstance>> {
+    let vmi = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "v", "uid": "vmi-uid"},
+        "spec": {"domain": {"devices": {}}}, "status": {"phase": phase},
+    });
+    Some(object(vmi, &json!({})))
+}
+
+/// Returns a restore in place of two disks whose claims are named.
+fn in_place() -> Observed {
+    let mut status = named();
+    status["spec"] = json!({"volumeRestorePolicy": "InPlace"});
+    for (index, name) in ["root", "data"].into_iter().enumerate() {
+        status["status"]["restores"][index]["persistentVolumeClaim"] = json!(name);
+    }
+    status["status"]["restores"][0]["dataVolumeName"] = json!("root");
+    let mut observed = observed(&status);
+    let owner = json!([{
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "root", "uid": "dv", "controller": true,
+    }]);
+    let owned = json!({"metadata": {"ownerReferences": owner}});
+    observed.claims = [claim("root", "Bound", &owned), claim("data", "Bound", &json!({}))].into();
+    observed
+}
+
+fn data_volume(annotations: &Value) -> BTreeMap<String, Arc<DataVolume>> {
+    let volume = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "spec": {},
+        "metadata": {"name": "root", "namespace": "n", "resourceVersion": "7", "annotations": annotations},
+    });
+    [("root".to_owned(), object(volume, &json!({})))].into()
+}
+
+#[test]
+fn start_in_the_instant_of_the_lease_is_undone() {
+    // Phase, lease; the VMI is deleted, and the lease is kept.
+    for (phase, holds, is_deleted) in
+        [("Pending", true, true), ("Scheduling", true, false), ("Running", true, false), ("Pending", false, false)]
+    {
+        for is_done in [false, true] {
+            let mut observed = if is_done { end::done() } else { observed(&named()) };
+            observed.claims = bound();
+            observed.vmi = instance(phase);
+            if !holds {
+                observed.vm = Some(vm(&json!({"status": {"operation": null, "restoreInProgress": null}})));
+            }
+            let lines = lines(&observed);
+            let found = lines.contains(&"delete VirtualMachineInstance v".to_owned());
+            assert_eq!(found, is_deleted, "{phase} {holds} {is_done}: {lines:?}");
+            if found {
+                assert!(!lines.contains(&"patch VirtualMachine v status".to_owned()), "{lines:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn restore_that_holds_its_vm_does_not_wait_for_ever() {
+    let since = json!([{"type": "Progressing", "status": "False", "lastTransitionTime": "2030-01-01T00:10:00Z"}]);
+    let without = |now: &str, lease: &str, lose: &dyn Fn(&mut Observed)| {
+        let mut change = named();
+        change["status"]["conditions"] = since.clone();
+        let mut observed = observed(&change);
+        observed.vm = Some(vm(&json!({"status": {"operation": {"since": lease}}})));
+        observed.now = format!("2030-01-01T00:{now}:00Z").parse().unwrap();
+        lose(&mut observed);
+        let has_failed = texts(&observed)[2].starts_with("True");
+        assert_eq!(lines(&observed).contains(&"patch VirtualMachine v status".to_owned()), has_failed, "the lease");
+        has_failed
+    };
+    for lose in [&(|o: &mut Observed| o.snapshot = None) as &dyn Fn(&mut Observed), &|o| o.content = None, &|o| {
+        o.volume_snapshots.remove("snap-data");
+    }] {
+        let early = "2030-01-01T00:00:00Z";
+        assert!(!without("14", early, lose) && without("15", early, lose));
+        // The error was there before the lease.
+        assert!(!without("15", "2030-01-01T00:14:00Z", lose));
+    }
+    // A VM that has lost a disk gets it back.
+    let mut begun = in_place();
+    begun.claims.remove("root");
+    begun.volume_snapshots.remove("snap-data");
+    begun.vm = Some(vm(&json!({"status": {"operation": {"since": "2029-01-01T00:00:00Z"}}})));
+    assert_eq!(texts(&begun)[2], "");
+}
+
+#[test]
+fn data_volume_does_not_fill_the_claim_that_is_replaced() {
+    for (annotations, populating, patched) in [
+        (json!({}), false, Some(true)),
+        // The importer has filled the claim just now, and would remove its mark together with the other one.
+        (
+            json!({"ferrovirt.io/import": "u", "cdi.kubevirt.io/storage.prePopulated": "root", "restore.kubevirt.io/name": "r"}),
+            false,
+            Some(true),
+        ),
+        (json!({"cdi.kubevirt.io/storage.prePopulated": "root", "restore.kubevirt.io/name": "r"}), false, Some(false)),
+        // That of another restore.
+        (json!({"cdi.kubevirt.io/storage.prePopulated": "root", "restore.kubevirt.io/name": "x"}), false, Some(true)),
+        (json!({}), true, None),
+        // CDI has made it again before it saw the mark.
+        (json!({"cdi.kubevirt.io/storage.prePopulated": "root", "restore.kubevirt.io/name": "r"}), true, Some(false)),
+    ] {
+        let mut observed = in_place();
+        observed.data_volumes = data_volume(&annotations);
+        let mut root = (*observed.claims["root"]).clone();
+        root.populating = populating;
+        observed.claims.insert("root".to_owned(), Arc::new(root));
+        let is_deleted = lines(&observed).contains(&"delete PersistentVolumeClaim root".to_owned());
+        assert_eq!(is_deleted, patched.is_some(), "{annotations}");
+        let patch = patch(&observed, Kind::DataVolume, None);
+        assert_eq!(!patch.is_null(), patched == Some(true), "{annotations}");
+        if patched == Some(true) {
+            let marks = json!({
+                "cdi.kubevirt.io/storage.prePopulated": "root", "restore.kubevirt.io/name": "r", "ferrovirt.io/import": null,
+            });
+            assert_eq!(patch["metadata"]["annotations"], marks);
+        }
+    }
+}
+
+#[test]
+fn only_present_disks_of_the_vm_alone_are_replaced() {
+    let others = [("data".to_owned(), "w".to_owned())];
+    let volumes = json!({"spec": {"template": {"spec": {"volumes": [
+        {"name": "root", "dataVolume": {"name": "root"}}, {"name": "data", "persistentVolumeClaim": {"claimName": "x"}},
+    ]}}}});
+    for (others, vm_change, text) in [
+        (&others[..0], json!({}), ""),
+        (&others[..], json!({}), "True PVC n/data is a disk of VM w as well"),
+        (&others[..0], volumes, "True PVC n/data exists and does not belong to this restore"),
+    ] {
+        let mut observed = in_place();
+        observed.restore = restore(&json!({"spec": {"volumeRestorePolicy": "InPlace"}}));
+        observed.others = others.iter().cloned().collect();
+        observed.vm = Some(vm(&vm_change));
+        assert_eq!(texts(&observed)[2], text);
+        assert!(!lines(&observed).iter().any(|line| line.starts_with("delete")), "{text}");
+    }
+}
+
+#[test]
+fn copies_of_instance_types_are_reused_or_made_again() {
+    let owner = |uid: &str| json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}]);
+    let revision = |name: &str, cpus: u32, uid: &str| {
+        let revision = json!({
+            "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,
+            "metadata": {"name": name, "namespace": "n", "uid": name, "ownerReferences": owner(uid)},
+            "data": {
+                "apiVersion": "instancetype.kubevirt.io/v1beta1", "kind": "VirtualMachineInstancetype",
+                "metadata": {"name": "small"}, "spec": {"cpu": {"guest": cpus}, "memory": {"guest": "1Gi"}},
+            },
+        });
+        let revision: k8s_openapi::api::apps::v1::ControllerRevision = serde_json::from_value(revision).unwrap();
+        (name.to_owned(), Arc::new(InstancetypeRevision::from(revision)))
+    };
+    for (present, made, text) in [
+        (None, Some(false), ""),
+        (Some((1, "vm-uid")), None, ""),
+        (Some((2, "vm-uid")), Some(true), ""),
+        (Some((2, "other")), None, "True found existing ControllerRevision with unexpected data: v-small"),
+    ] {
+        let mut observed = observed(&named());
+        observed.claims = bound();
+        let mut content = (**observed.content.as_ref().unwrap()).clone();
+        let captured = content.spec.source.virtual_machine.as_mut().unwrap().spec.as_mut().unwrap();
+        captured.instancetype = serde_json::from_value(json!({"name": "small", "revisionName": "s-small"})).unwrap();
+        observed.content = Some(Arc::new(content));
+        observed.revisions = [revision("s-small", 1, "vm-uid")].into();
+        observed.revisions.extend(present.map(|(cpus, uid)| revision("v-small", cpus, uid)));
+        assert_eq!(texts(&observed)[2], text, "{present:?}");
+        let effects = effects(&observed);
+        let copies = effects.iter().filter(|effect| matches!(effect, Effect::CopyRevision { .. })).count();
+        let deleted =
+            effects.iter().any(|effect| matches!(effect, Effect::Delete { kind: Kind::ControllerRevision, .. }));
+        assert_eq!((copies, deleted), (usize::from(made.is_some()), made == Some(true)), "{present:?}");
+    }
+}
+
+#[test]
+fn templates_are_matched_by_name_and_hot_plugged_cpus_are_restored() {
+    let mut observed = observed(&named());
+    observed.claims = bound();
+    let mut content = (**observed.content.as_ref().unwrap()).clone();
+    let captured = content.spec.source.virtual_machine.as_mut().unwrap().spec.as_mut().unwrap();
+    let first = json!({"metadata": {"name": "first"}, "spec": {"source": {"blank": {}}}});
+    captured.data_volume_templates.insert(0, serde_json::from_value(first).unwrap());
+    captured.template.spec.as_mut().unwrap().domain.cpu =
+        serde_json::from_value(json!({"sockets": 3, "maxSockets": 4})).unwrap();
+    observed.content = Some(Arc::new(content));
+    let spec = patch(&observed, Kind::VirtualMachine, None)["spec"].clone();
+    let names: Vec<&Value> =
+        spec["dataVolumeTemplates"].as_array().unwrap().iter().map(|one| &one["metadata"]["name"]).collect();
+    assert_eq!(names, ["first", "restore-restore-uid-root"]);
+    assert_eq!(spec["template"]["spec"]["domain"]["cpu"], json!({"sockets": 3, "maxSockets": 4}));
+}
+
+#[test]
+fn names_of_claims_fit_their_limits() {
+    let long = "v".repeat(63);
+    for (policy, limit) in [("RandomizeNames", 253), ("PrefixTargetName", 63)] {
+        let change = json!({"spec": {"volumeRestorePolicy": policy, "target": {"name": "t".repeat(60)}}});
+        let mut observed = observed(&change);
+        observed.vm = None;
+        let mut content = (**observed.content.as_ref().unwrap()).clone();
+        for (backup, end) in content.spec.volume_backups.iter_mut().zip(["a", "b"]) {
+            backup.volume_name = format!("{long}{end}");
+        }
+        observed.content = Some(Arc::new(content));
+        let status = patch(&observed, Kind::VmRestore, Some("status"))["status"].clone();
+        let names: Vec<&str> = status["restores"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["persistentVolumeClaim"].as_str().unwrap())
+            .collect();
+        assert!(names.iter().all(|name| name.len() <= limit) && names[0] != names[1], "{names:?}");
+    }
+}
+
+#[test]
+fn restore_outlives_its_target() {
+    // No write makes the VM its owner.
+    for observed in [observed(&json!({"metadata": {"finalizers": null}})), observed(&named()), end::done()] {
+        for effect in effects(&observed) {
+            if let Effect::Patch { kind: Kind::VmRestore, patch, .. } = effect {
+                assert_eq!(patch["metadata"]["ownerReferences"], Value::Null);
+            }
+        }
+    }
+    let mut complete = end::done();
+    complete.vm = None;
+    complete.restore = restore(&json!({"status": {"complete": true}}));
+    assert!(effects(&complete).is_empty());
+    // One that was refused because of a foreign VM says so after that is gone.
+    let failure = json!([{"type": "Failure", "status": "True", "reason": "x"}]);
+    complete.restore = restore(&json!({"status": {"complete": false, "conditions": failure}}));
+    assert!(effects(&complete).is_empty());
+}
+
+#[test]
+fn deleted_vm_is_made_again_with_its_state() {
+    for (exists, labelled) in [(false, true), (true, false)] {
+        let mut status = named();
+        let state = json!({
+            "volumeName": "persistent-state-for-v", "persistentVolumeClaim": "state-2", "volumeSnapshotName": "snap-data",
+        });
+        status["status"]["restores"].as_array_mut().unwrap().push(state);
+        let mut observed = observed(&status);
+        let mut content = (**observed.content.as_ref().unwrap()).clone();
+        content.spec.volume_backups.push(serde_json::from_value(backup("persistent-state-for-v")).unwrap());
+        observed.content = Some(Arc::new(content));
+        if !exists {
+            observed.vm = None;
+        }
+        let claim = effects(&observed).into_iter().find_map(|effect| match effect {
+            Effect::Create { object, .. } if object["metadata"]["name"] == "state-2" => Some(object),
+            _ => None,
+        });
+        let label = claim.unwrap()["metadata"]["labels"]["persistent-state-for"].clone();
+        assert_eq!(label == "v", labelled, "{exists}");
+    }
+}
