@@ -15,6 +15,7 @@ mod memory;
 mod migration;
 mod pools;
 mod scale;
+mod snapshots;
 mod start;
 mod throughput;
 mod webhook;
@@ -50,8 +51,11 @@ struct Options {
     /// Measure only a pool of VMs beside a replica set
     #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports"])]
     pools: bool,
+    /// Measure only the stall of a guest by snapshots
+    #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools"])]
+    snapshots: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -59,7 +63,7 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 18] = [
+const TARGETS: [(&str, f64); 19] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("delete_less_pod_delete_s", 0.5),
@@ -69,6 +73,7 @@ const TARGETS: [(&str, f64); 18] = [
     ("import_registry_over_convert", 1.3),
     ("import_http_over_wget", 1.5),
     ("vm_with_clone_over_claim", 1.5),
+    ("snapshot_stall_over_freeze_and_thaw", 1.3),
     ("import_pod_rss_mib", 64.0),
     ("outside_qemu_pss_mib", 25.0),
     ("launcher_supervisor_pss_mib", 3.0),
@@ -113,6 +118,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if options.snapshots {
+        story("snapshots", async |s| snapshots::measure(s, options.rounds, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, options.scale_divisor, &mut figures).await;
@@ -138,6 +149,7 @@ fn main() -> Result<()> {
         actions::measure(s, options.rounds, &mut figures).await?;
         changes::measure(s, options.rounds, &mut figures).await?;
         imports::measure(s, options.rounds, &mut figures).await?;
+        snapshots::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
         pools::measure(s, &mut figures).await?;
         migration::measure(s, options.rounds, &mut figures).await?;
@@ -168,6 +180,7 @@ fn compare(figures: &mut Figures) {
         ("import_registry_over_convert", ratio("import_registry_s", "convert_s")),
         ("import_http_over_wget", ratio("import_http_s", "wget_s")),
         ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
+        ("snapshot_stall_over_freeze_and_thaw", ratio("snapshot_stall_s", "freeze_and_thaw_stall_s")),
         ("pool_up_over_replica_set", ratio("pool_up_per_s", "replica_set_up_per_s")),
         ("pool_down_over_replica_set", ratio("pool_down_per_s", "replica_set_down_per_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
