@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::{
     data_volumes::{MINUTES, kernel_vm, storage, with_driver},
     hotplug::{HELPERS, run},
+    live_resize::processors,
 };
 
 /// Writes a word to the disk `DATA` of a guest.
@@ -76,7 +77,7 @@ async fn remove(s: &Story) -> Result<()> {
     Ok(())
 }
 
-async fn with_snapshots(s: &Story, body: impl AsyncFnOnce(&Story) -> Result<()>) -> Result<()> {
+pub(crate) async fn with_snapshots(s: &Story, body: impl AsyncFnOnce(&Story) -> Result<()>) -> Result<()> {
     with_driver(s, async |s| {
         let outcome = body(s).await;
         // A story that failed shows its objects first.
@@ -121,7 +122,10 @@ async fn restored(s: &Story) -> Result<()> {
     start(s, "twin").await?;
     let (twin, _) = read(s, "twin", "before").await?;
     ensure!(twin == "02:00:00:00:00:38", "{twin}, source {mac}");
-    Ok(())
+    // The record of a restore outlives its VM.
+    s.delete("vm", "box").await?;
+    s.wait_gone("vm", "box", MINUTES).await?;
+    s.get("VirtualMachineRestore", "back").await.map(drop)
 }
 
 #[test]
@@ -213,4 +217,30 @@ async fn cloned(s: &Story) -> Result<()> {
     );
     s.delete("vm", "copy").await?;
     s.wait_gone("VirtualMachineClone", "one", MINUTES).await
+}
+
+#[test]
+fn vm_with_plugged_vcpus_starts_after_its_restore() {
+    story("restore-vcpus", async |s| with_snapshots(s, plugged).await);
+}
+
+async fn plugged(s: &Story) -> Result<()> {
+    let fields = format!("source: {{blank: {{}}}}, storage: {}", storage("csi", "Block", 16));
+    let vm = kernel_vm("box", "Manual", &fields);
+    s.apply(&vm.replace("        memory: {guest", "        cpu: {sockets: 1, maxSockets: 4}\n        memory: {guest"))
+        .await?;
+    start(s, "box").await?;
+    let mut guest = s.console("box")?;
+    guest.login("root", "ferrovirt").await?;
+    guest.leave().await?;
+    s.virt(&["set", "cpu", "box", "--sockets=2", "--wait"]).await?;
+    s.virt(&["snapshot", "box", "s", "--wait"]).await?;
+    s.virt(&["restore", "box", "s", "--stop", "--wait"]).await?;
+    let cpu = s.get("vm", "box").await?["spec"]["template"]["spec"]["domain"]["cpu"].clone();
+    ensure!(cpu["sockets"] == 2 && cpu["maxSockets"] == 4, "the restored VM has {cpu}");
+    start(s, "box").await?;
+    let mut guest = s.reopen_console("box", "root", "ferrovirt").await?;
+    let found = run(&mut guest, &processors(2)).await?;
+    ensure!(found == "2", "the guest has {found} processors");
+    guest.leave().await
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    copies::with_snapshots,
     hotplug::run,
     moves::{migrate, two_nodes, vm, with_spec},
 };
@@ -35,6 +36,9 @@ const READ: &str = "8002 00000023 0000014e 40000001 01800001 PASSWORD 0008 0000"
 const KEPT: &str = "00086b6570742d343221";
 /// A variable of UEFI, with its attributes before the content.
 const VARIABLE: &str = "/sys/firmware/efi/efivars/Kept-7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01";
+/// A variable that is written after a snapshot.
+const LATER: &str = "/sys/firmware/efi/efivars/Late-7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01";
+const MOUNT: &str = "modprobe efivarfs && mount -t efivarfs none /sys/firmware/efi/efivars";
 
 /// Sends a command to the TPM of the guest, and returns the answer.
 async fn tpm(console: &mut Console, command: &str) -> Result<String> {
@@ -150,18 +154,17 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
         start(s, "box").await?;
         s.wait_running("box").await?;
         let claim = claim_of(s, "box").await?;
-        let mount = "modprobe efivarfs && mount -t efivarfs none /sys/firmware/efi/efivars";
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
         write_index(&mut console).await?;
-        run(&mut console, &format!("{mount} && printf '\\7\\0\\0\\0kept-%s' $((40+2)) >{VARIABLE}")).await?;
+        run(&mut console, &format!("{MOUNT} && printf '\\7\\0\\0\\0kept-%s' $((40+2)) >{VARIABLE}")).await?;
         console.leave().await?;
 
         restart(s, "box").await?;
         ensure!(claim_of(s, "box").await? == claim, "the VM has another claim after its restart");
         let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
         has_index(&mut console, true).await?;
-        let kept = run(&mut console, &format!("{mount} && tail -c 7 {VARIABLE}")).await?;
+        let kept = run(&mut console, &format!("{MOUNT} && tail -c 7 {VARIABLE}")).await?;
         ensure!(kept == "kept-42", "the variable of UEFI: {kept:?}");
         console.leave().await?;
 
@@ -185,6 +188,48 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
         s.delete("vm", "box").await?;
         no_claims(s, "box").await
     });
+}
+
+#[test]
+fn restored_vm_has_the_tpm_and_the_uefi_variables_of_its_snapshot() {
+    story_large("state-restored", async |s| with_snapshots(s, restored).await);
+}
+
+async fn restored(s: &Story) -> Result<()> {
+    s.apply(&secure_vm(true)).await?;
+    start(s, "box").await?;
+    s.wait_running("box").await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, &format!("{MOUNT} && printf '\\7\\0\\0\\0kept-42' >{VARIABLE}")).await?;
+    console.leave().await?;
+    s.virt(&["stop", "box"]).await?;
+    s.wait_gone("vmi", "box", MINUTES).await?;
+    s.virt(&["snapshot", "box", "s", "--wait"]).await?;
+    let snapshot = s.get("VirtualMachineSnapshot", "s").await?;
+    let volumes = &snapshot["status"]["snapshotVolumes"];
+    ensure!(volumes["includedVolumes"] == json!(["persistent-state-for-box"]), "{volumes}");
+
+    start(s, "box").await?;
+    s.wait_running("box").await?;
+    let former = claim_of(s, "box").await?;
+    let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
+    write_index(&mut console).await?;
+    run(&mut console, &format!("{MOUNT} && printf '\\7\\0\\0\\0late' >{LATER}")).await?;
+    console.leave().await?;
+    s.virt(&["restore", "box", "s", "--name=back", "--stop", "--wait"]).await?;
+    s.wait_gone("PersistentVolumeClaim", &former, MINUTES).await?;
+    start(s, "box").await?;
+    s.wait_running("box").await?;
+    let claim = claim_of(s, "box").await?;
+    ensure!(claim.starts_with("restore-"), "the VM has its state in claim {claim}");
+    let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
+    has_index(&mut console, false).await?;
+    let kept = run(&mut console, &format!("{MOUNT} && tail -c 7 {VARIABLE} && [ ! -e {LATER} ]")).await?;
+    ensure!(kept == "kept-42", "the variable of UEFI: {kept:?}");
+    console.leave().await?;
+    s.delete("vm", "box").await?;
+    no_claims(s, "box").await
 }
 
 /// Returns a VM with a TPM that is kept and no disk.
