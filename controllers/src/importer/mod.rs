@@ -118,6 +118,11 @@ impl Observed {
         self.is_begun() && self.is_controlled(claim) && self.is_made(claim) && claim.populating
     }
 
+    /// Returns true for a claim that another party has filled for the DataVolume in place of the former one, as a restore does.
+    fn is_handed_over(&self, claim: &CachedClaim) -> bool {
+        owner::controller(&claim.metadata).is_none() && claim.is_filled_for(self.name())
+    }
+
     /// Returns true if the claim is bound without waiting for a pod of a VM.
     fn is_immediate(&self) -> bool {
         self.annotated(annotation::BIND_IMMEDIATE).is_some()
@@ -183,7 +188,9 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
     match (observed.volume.phase(), &observed.claim) {
         (DataVolumePhase::Failed, _) => Ok(Some(Step::default().after(observed.delete_pod()))),
         (DataVolumePhase::Succeeded, Some(claim))
-            if claim.metadata.deletion_timestamp.is_none() && !observed.is_made_again(claim) =>
+            if claim.metadata.deletion_timestamp.is_none()
+                && !observed.is_made_again(claim)
+                && !observed.is_handed_over(claim) =>
         {
             Ok(Some(tidy(observed)))
         }

@@ -103,7 +103,7 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     observed.failure = None;
     let vmi = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "v"},
-        "spec": {"domain": {"devices": {}}},
+        "spec": {"domain": {"devices": {}}}, "status": {"phase": "Running"},
     });
     (observed.vmi, observed.now) = (Some(object(vmi, &json!({}))), "2030-01-01T00:06:00Z".parse().unwrap());
     assert!(texts(&observed)[0].starts_with("False Restore target failed") && texts(&observed)[2].is_empty());
