@@ -7,8 +7,8 @@
 //!                   └────────┘ compressed
 //! ```
 //!
-//! An image of another format that is downloaded goes to the scratch space and is converted at the same time. The disk becomes
-//! whole after the checksum of the downloaded bytes, which are those that are converted, was compared.
+//! An image of another format that is downloaded goes to the scratch space and is converted at the same time, unless it is compressed.
+//! The disk becomes whole after the checksum of the downloaded bytes, which are those that are converted, was compared.
 
 use std::{
     fs::{self, File},
@@ -40,6 +40,9 @@ const SOCKET: &str = "nbd.sock";
 
 /// Fills the claim. Returns the size of the disk.
 pub async fn import(task: Task, places: Places, meter: Arc<Meter>) -> Result<u64, ImportError> {
+    if task.source == (Source::Existing {}) {
+        return Ok(0);
+    }
     check(&task)?;
     let watched = meter.clone();
     let stall = places.stall;
@@ -104,6 +107,7 @@ impl Import {
         match task.source {
             Source::Registry {} => self.fill_from_registry(task),
             Source::Claim {} => self.fill_from_claim(task),
+            Source::Existing {} => Ok(0),
             Source::Blank {} | Source::Http(_) => {
                 let mut disk = self.disk(task)?;
                 disk.reserve(task.size.unwrap_or(u64::MAX).min(disk.capacity), &self.meter)?;
@@ -214,11 +218,6 @@ impl Import {
             disk.reserve(length.unwrap_or(0), &self.meter)?;
             disk.fill(&mut stream.all, &self.meter)?;
             return Ok(disk);
-        }
-        if !self.places.scratch.is_dir() {
-            let reason = "an import from a registry has no scratch space for a compressed image of this format; images of \
-                registries are compressed anyway";
-            return Err(ImportError::Refused(reason.to_owned()));
         }
         let spool = Spool::create(&self.places.scratch)?;
         let limit = self.spool_limit(task)?;

@@ -21,7 +21,7 @@ pub const IMAGE_DIR: &str = "/image";
 pub const SOURCE_DIR: &str = "/source";
 /// Device of the claim that is copied, in block mode.
 pub const SOURCE_DEVICE: &str = "/dev/cdi-source-volume";
-/// Mount point of an `emptyDir` for images that are converted from a file.
+/// Mount point of an `emptyDir` for images that are converted from a file, and for compressed ones.
 pub const SCRATCH_DIR: &str = "/scratch";
 /// Mount point of the ConfigMap with certificates of authorities.
 pub const CERTS_DIR: &str = "/certs";
@@ -76,6 +76,8 @@ pub enum Source {
     Claim {},
     /// An empty disk.
     Blank {},
+    /// None: the claim has its content from its driver, and nothing is written. The pod is the first consumer of the claim.
+    Existing {},
 }
 
 /// A file that is served by HTTP or HTTPS.

@@ -11,7 +11,14 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 
-use crate::{resources::storage_classes::CachedStorageClass, runtime::Kind};
+use crate::{
+    resources::{
+        claims::SHARED,
+        storage_classes::CachedStorageClass,
+        storage_profiles::{CachedStorageProfile, PropertySet},
+    },
+    runtime::Kind,
+};
 
 /// Part of a file system that its own data take, in percent: the default of CDI.
 const OVERHEAD: i64 = 6;
@@ -19,6 +26,10 @@ const OVERHEAD: i64 = 6;
 const MIB: i64 = 1 << 20;
 /// Annotation of claims that others fill.
 const EXTERNAL: &str = "cdi.kubevirt.io/externalPopulation";
+/// Access mode that every class can provide.
+const SINGLE: &str = "ReadWriteOnce";
+const BLOCK: &str = "Block";
+const FILE_SYSTEM: &str = "Filesystem";
 /// Resource of claims.
 const STORAGE: &str = "storage";
 /// Label of file systems: a disk image fills them, which is no reason for an alert.
@@ -35,21 +46,30 @@ const KEPT_BACK: [&str; 5] = [
 /// The least size of a claim whose DataVolume gives none, for this spec.
 pub(crate) type SizeOf<'a> = &'a dyn Fn(&PersistentVolumeClaimSpec) -> Option<i64>;
 
-/// Returns true if the DataVolume leaves the storage class open.
+/// The objects from which a claim is completed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Defaults<'a> {
+    /// The class that the DataVolume names, or else the default.
+    pub class: Option<&'a CachedStorageClass>,
+    /// The profile of the class.
+    pub profile: Option<&'a CachedStorageProfile>,
+}
+
+/// Returns the storage class that the DataVolume names.
 pub(crate) fn class_name(volume: &DataVolume) -> Option<&str> {
     let pvc = volume.spec.pvc.as_ref().and_then(|pvc| pvc.storage_class_name.as_deref());
     pvc.or_else(|| volume.spec.storage.as_ref()?.storage_class_name.as_deref())
 }
 
-/// Returns the spec of the claim, or why it cannot be completed. `class`: the class that the DataVolume names, or else the default.
+/// Returns the spec of the claim, or why it cannot be completed.
 pub(crate) fn spec(
     volume: &DataVolume,
-    class: Option<&CachedStorageClass>,
+    defaults: Defaults<'_>,
     size: SizeOf<'_>,
 ) -> Result<PersistentVolumeClaimSpec, String> {
     match (&volume.spec.pvc, &volume.spec.storage) {
         (Some(pvc), _) => Ok(pvc.clone()),
-        (None, Some(storage)) => complete(volume, storage, class, size),
+        (None, Some(storage)) => complete(volume, storage, defaults, size),
         (None, None) => Err("Missing Data volume PVC".to_owned()),
     }
 }
@@ -57,17 +77,14 @@ pub(crate) fn spec(
 fn complete(
     volume: &DataVolume,
     storage: &StorageSpec,
-    class: Option<&CachedStorageClass>,
+    defaults: Defaults<'_>,
     size: SizeOf<'_>,
 ) -> Result<PersistentVolumeClaimSpec, String> {
-    let class = storage.storage_class_name.clone().or_else(|| class?.metadata.name.clone());
+    let class = storage.storage_class_name.clone().or_else(|| defaults.class?.metadata.name.clone());
     if storage.access_modes.is_empty() && class.is_none() {
         return Err("PVC spec is missing accessMode and no storageClass to choose profile".to_owned());
     }
-    // Modes that every class can provide. Without the StorageProfiles of CDI nothing says more.
-    let modes =
-        if storage.access_modes.is_empty() { vec!["ReadWriteOnce".to_owned()] } else { storage.access_modes.clone() };
-    let mode = storage.volume_mode.clone().unwrap_or_else(|| "Filesystem".to_owned());
+    let (modes, mode) = modes(storage, is_archive(volume), defaults);
     let mut spec = PersistentVolumeClaimSpec {
         access_modes: Some(modes),
         data_source: storage.data_source.clone(),
@@ -88,15 +105,42 @@ fn complete(
         None => size(&spec),
     };
     let bytes = bytes.ok_or("PVC size is missing, and the size of the source is not known yet")?;
+    let bytes = bytes.max(defaults.profile.and_then(|profile| profile.minimum).unwrap_or_default());
     let mut resources = storage.resources.clone();
     resources.requests.get_or_insert_default().insert(STORAGE.to_owned(), quantity::bytes(bytes));
     spec.resources = Some(resources);
     Ok(spec)
 }
 
+/// Returns access modes and volume mode: those that the DataVolume names, then those of the first set of the profile that fits, then
+/// those that every class can provide. Volumes that several nodes can use let VMs be migrated.
+fn modes(storage: &StorageSpec, is_archive: bool, defaults: Defaults<'_>) -> (Vec<String>, String) {
+    let mode_of = |set: &PropertySet| set.volume_mode.clone().unwrap_or_else(|| FILE_SYSTEM.to_owned());
+    let wanted = storage.volume_mode.clone().or_else(|| is_archive.then(|| FILE_SYSTEM.to_owned()));
+    let fits = |set: &&PropertySet| {
+        let given = &storage.access_modes;
+        !set.access_modes.is_empty()
+            && (given.is_empty() || given.iter().any(|mode| set.access_modes.contains(mode)))
+            && wanted.as_ref().is_none_or(|wanted| *wanted == mode_of(set))
+    };
+    let set = defaults.profile.and_then(|profile| profile.sets.iter().find(fits));
+    let mode = wanted.or_else(|| set.map(mode_of)).unwrap_or_else(|| FILE_SYSTEM.to_owned());
+    if !storage.access_modes.is_empty() {
+        return (storage.access_modes.clone(), mode);
+    }
+    let shared = defaults.class.map(|class| class.shared).unwrap_or_default();
+    let is_shared = if mode == BLOCK { shared.blocks } else { shared.files };
+    let known = if is_shared { SHARED } else { SINGLE };
+    (set.map_or_else(|| vec![known.to_owned()], |set| set.access_modes.clone()), mode)
+}
+
+fn is_archive(volume: &DataVolume) -> bool {
+    volume.spec.content_type.as_deref() == Some("archive")
+}
+
 /// Returns true if a file system of the claim holds the image of a disk.
 fn has_image(volume: &DataVolume, spec: &PersistentVolumeClaimSpec) -> bool {
-    spec.volume_mode.as_deref() != Some("Block") && volume.spec.content_type.as_deref() != Some("archive")
+    spec.volume_mode.as_deref() != Some(BLOCK) && !is_archive(volume)
 }
 
 /// Returns the size of a file system that holds a disk of this size: in whole MiB, with the overhead on top, rounded up.
@@ -123,7 +167,7 @@ pub(crate) fn render(volume: &DataVolume, spec: PersistentVolumeClaimSpec, is_ex
     labels.retain(|key, _| key != label::OWNED_BY);
     let mut insert = |(key, value): (&str, &str)| labels.insert(key.to_owned(), value.to_owned());
     insert((label::APP, label::APP_VALUE));
-    if spec.volume_mode.as_deref() != Some("Block") {
+    if spec.volume_mode.as_deref() != Some(BLOCK) {
         insert(NO_ALERT);
     }
     PersistentVolumeClaim {
@@ -175,6 +219,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::resources::sharing::Shared;
 
     fn volume(metadata: &Value, spec: &Value) -> DataVolume {
         let mut object = json!({
@@ -194,7 +239,7 @@ mod tests {
 
     fn completed(storage: &Value, content: Option<&str>, class: Option<&CachedStorageClass>) -> Result<Value, String> {
         let volume = volume(&json!({}), &json!({"storage": storage, "contentType": content}));
-        let spec = spec(&volume, class, &|_| Some(5 * MIB))?;
+        let spec = spec(&volume, Defaults { class, profile: None }, &|_| Some(5 * MIB))?;
         Ok(serde_json::to_value(spec).unwrap())
     }
 
@@ -237,19 +282,70 @@ mod tests {
     }
 
     #[test]
+    fn open_modes_are_those_of_the_profile_or_of_the_driver() {
+        let set = |access: &str, mode: &str| PropertySet {
+            access_modes: vec![access.to_owned()],
+            volume_mode: Some(mode.to_owned()),
+        };
+        let (many, one) = ("ReadWriteMany", "ReadWriteOnce");
+        let sets = [set(many, "Block"), set(one, "Block"), set(one, "Filesystem")];
+        let (files, blocks) = (Shared { files: true, blocks: false }, Shared { files: false, blocks: true });
+        for (storage, archive, sets, shared, access, mode) in [
+            (json!({}), false, &sets[..], files, many, "Block"),
+            (json!({}), true, &sets, files, one, "Filesystem"),
+            (json!({"volumeMode": "Filesystem"}), false, &sets, blocks, one, "Filesystem"),
+            (json!({"accessModes": [one]}), false, &sets, files, one, "Block"),
+            (json!({"accessModes": ["ReadOnlyMany"]}), false, &sets, files, "ReadOnlyMany", "Filesystem"),
+            (json!({"accessModes": [many], "volumeMode": "Filesystem"}), false, &sets, files, many, "Filesystem"),
+            (json!({"volumeMode": "Filesystem"}), false, &sets[..1], files, many, "Filesystem"),
+            (json!({}), false, &[], Shared::default(), one, "Filesystem"),
+            (json!({}), false, &[], files, many, "Filesystem"),
+            (json!({}), false, &[], blocks, one, "Filesystem"),
+            (json!({"volumeMode": "Block"}), false, &[], blocks, many, "Block"),
+            (json!({"volumeMode": "Block"}), false, &[], files, one, "Block"),
+        ] {
+            let mut storage = storage;
+            storage["resources"] = json!({"requests": {"storage": "1Gi"}});
+            let class = CachedStorageClass { shared, ..class() };
+            let profile = CachedStorageProfile { sets: sets.to_vec(), ..CachedStorageProfile::default() };
+            let defaults = Defaults { class: Some(&class), profile: Some(&profile) };
+            let content = archive.then_some("archive");
+            let spec =
+                spec(&volume(&json!({}), &json!({"storage": storage, "contentType": content})), defaults, &|_| None);
+            let spec = spec.unwrap();
+            let found = (spec.access_modes.unwrap(), spec.volume_mode.unwrap());
+            assert_eq!(found, (vec![access.to_owned()], mode.to_owned()), "{storage} {archive} {sets:?} {shared:?}");
+        }
+    }
+
+    #[test]
+    fn claim_has_the_least_size_that_its_storage_supports() {
+        let profile = CachedStorageProfile { minimum: Some(4 << 30), ..CachedStorageProfile::default() };
+        let class = class();
+        let defaults = Defaults { class: Some(&class), profile: Some(&profile) };
+        for (size, expected) in [("1Gi", "4Gi"), ("5Gi", "5Gi")] {
+            let storage = json!({"volumeMode": "Block", "resources": {"requests": {"storage": size}}});
+            let spec = spec(&volume(&json!({}), &json!({"storage": storage})), defaults, &|_| None).unwrap();
+            assert_eq!(spec.resources.unwrap().requests.unwrap()[STORAGE].0, expected);
+        }
+    }
+
+    #[test]
     fn spec_that_cannot_be_completed_is_refused() {
         let text = completed(&json!({"resources": {"requests": {"storage": "1Gi"}}}), None, None).unwrap_err();
         assert_eq!(text, "PVC spec is missing accessMode and no storageClass to choose profile");
         let unsized_ = volume(&json!({}), &json!({"storage": {"resources": {}}}));
-        assert!(spec(&unsized_, Some(&class()), &|_| None).unwrap_err().starts_with("PVC size is missing"));
-        assert_eq!(spec(&volume(&json!({}), &json!({})), None, &|_| None).unwrap_err(), "Missing Data volume PVC");
+        let class = class();
+        let defaults = Defaults { class: Some(&class), profile: None };
+        assert!(spec(&unsized_, defaults, &|_| None).unwrap_err().starts_with("PVC size is missing"));
+        assert_eq!(spec(&volume(&json!({}), &json!({})), defaults, &|_| None).unwrap_err(), "Missing Data volume PVC");
     }
 
     #[test]
     fn literal_spec_is_taken_as_it_is() {
         let pvc = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}}});
         let volume = volume(&json!({}), &json!({"pvc": pvc}));
-        let spec = spec(&volume, Some(&class()), &|_| Some(1)).unwrap();
+        let spec = spec(&volume, Defaults::default(), &|_| Some(1)).unwrap();
         assert_eq!(serde_json::to_value(spec).unwrap(), pvc);
     }
 

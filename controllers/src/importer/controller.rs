@@ -53,6 +53,7 @@ impl Controller for Importer {
         Resource::Volumes,
         Resource::Snapshots,
         Resource::CsiDrivers,
+        Resource::StorageProfiles,
     ]);
     type Caches = Caches;
     type Observed = Observed;
@@ -87,6 +88,9 @@ impl Controller for Importer {
             }
             None => class(caches, &volume),
         };
+        let named = class.as_ref().and_then(|class| class.metadata.name.clone());
+        let named = named.or_else(|| claim::class_name(&volume).map(str::to_owned));
+        let profile = named.and_then(|name| caches.storage_profiles.get(&Key::cluster_wide(name)));
         let begins = begins(self.mode, caches);
         let clone = source::source(&volume).ok();
         let clone = clone.and_then(|source| clone::facts::facts(caches, &volume, &source, class.as_deref()));
@@ -94,6 +98,7 @@ impl Controller for Importer {
             claim,
             pod,
             class,
+            profile,
             clone,
             begins,
             beside_cdi: self.mode == ImporterMode::On && !begins,

@@ -12,9 +12,10 @@
 //! runtime writes. `source.rs` reads the source, `claim.rs` and `pod.rs` render, `import.rs` judges the pod, `status.rs` shows the
 //! state as CDI does, `progress.rs` asks running pods, `data_source/` keeps DataSources current.
 //!
-//! The importer steps back while the kind CDI is served: it begins nothing and finishes what it began. A DataVolume that it began has
-//! the annotation [`IMPORT`](api::constants::annotation::IMPORT), and the one by which CDI leaves its claim alone. Both go at the end,
-//! when the claim says for which DataVolume it is filled, which CDI honours.
+//! The importer steps back while the kind CDI is served: it begins nothing and finishes what it began. Of the status it writes the end
+//! only, since CDI shows the rest. A DataVolume that it began has the annotation [`IMPORT`](api::constants::annotation::IMPORT), and
+//! the one by which CDI leaves its claim alone. Both go at the end, when the claim says for which DataVolume it is filled, which CDI
+//! honours.
 
 mod claim;
 mod clone;
@@ -33,7 +34,7 @@ use std::{sync::Arc, time::Duration};
 use api::{
     DataVolumePhase,
     cdi::{DataVolume, annotation},
-    constants::annotation::IMPORT,
+    constants::annotation::{IMPORT, RESTORE},
     owner,
 };
 use jiff::Timestamp;
@@ -45,7 +46,10 @@ use self::{
     status::{Fact, Shown, phase, reason},
 };
 use crate::{
-    resources::{claims::CachedClaim, import_pods::CachedImportPod, storage_classes::CachedStorageClass},
+    resources::{
+        claims::CachedClaim, import_pods::CachedImportPod, storage_classes::CachedStorageClass,
+        storage_profiles::CachedStorageProfile,
+    },
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
 
@@ -69,6 +73,8 @@ pub(crate) struct Observed {
     pub pod: Option<Arc<CachedImportPod>>,
     /// Storage class of the claim, or the one that it gets.
     pub class: Option<Arc<CachedStorageClass>>,
+    /// Profile of that class.
+    pub profile: Option<Arc<CachedStorageProfile>>,
     /// The importer begins imports.
     pub begins: bool,
     /// CDI is installed, and the importer is switched on nevertheless.
@@ -92,6 +98,10 @@ type Step = crate::runtime::Step<Shown>;
 impl Observed {
     fn name(&self) -> &str {
         self.volume.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn defaults(&self) -> claim::Defaults<'_> {
+        claim::Defaults { class: self.class.as_deref(), profile: self.profile.as_deref() }
     }
 
     fn annotated(&self, key: &str) -> Option<&str> {
@@ -139,9 +149,18 @@ impl Observed {
         (!self.is_begun()).then(|| self.annotate(&marks))
     }
 
-    /// Removes the marks of [`Observed::begin`].
+    /// Removes the marks of [`Observed::begin`]. That of a restore, which replaces the claim, is the same as one of them and stays.
     fn release(&self) -> Option<Effect> {
-        self.is_begun().then(|| self.annotate(&json!({annotation::PRE_POPULATED: null, IMPORT: null})))
+        let mut marks = json!({annotation::PRE_POPULATED: null, IMPORT: null});
+        if self.is_restored() {
+            marks = json!({IMPORT: null});
+        }
+        self.is_begun().then(|| self.annotate(&marks))
+    }
+
+    /// Returns true if a restore brings the claim.
+    fn is_restored(&self) -> bool {
+        self.annotated(annotation::PRE_POPULATED).is_some() && self.annotated(RESTORE).is_some()
     }
 
     /// Returns a refusal that is remembered, with the condition's reason for it.
@@ -165,6 +184,9 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
         let about = Kind::DataVolume.reference(&observed.volume.metadata);
         step.before.insert(0, Effect::Event(Event::warning(about, BESIDE_CDI, text)));
     }
+    // Beside CDI, its controller shows the state of every DataVolume. Two that do so would write in turn for ever.
+    let is_ours = |shown: &Shown| observed.begins || [phase::SUCCEEDED, phase::FAILED].contains(&shown.phase);
+    step.shown = step.shown.filter(is_ours);
     step.decided(|shown, decision| {
         let mut changed = (*observed.volume).clone();
         changed.status = Some(status::status(&observed.volume, &shown, observed.now));
@@ -219,7 +241,7 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
     }
     // An annotation that was copied together with that of another import, such as from a backup, means nothing.
     let is_marked = observed.annotated(annotation::PRE_POPULATED).is_some() && observed.annotated(IMPORT).is_none();
-    if is_marked {
+    if is_marked || observed.is_restored() {
         return Ok(Step::show(nothing));
     }
     let source = match source::source(volume) {
@@ -233,7 +255,7 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
         let bound = Fact::no(reason::CLAIM_NOT_VALID, text);
         Step::show(Shown { phase: phase::NONE, bound, ..Shown::default() }).wake(RETRY)
     };
-    let spec = match claim::spec(volume, observed.class.as_deref(), &|_| None) {
+    let spec = match claim::spec(volume, observed.defaults(), &|_| None) {
         Ok(spec) => spec,
         Err(text) => return Ok(invalid(text)),
     };

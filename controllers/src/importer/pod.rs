@@ -62,6 +62,8 @@ pub(crate) enum Content<'a> {
     Http(&'a DataVolumeSourceHttp),
     /// Another claim of the namespace.
     Claim(&'a CachedClaim),
+    /// That of the claim, which its driver makes for its first consumer.
+    Existing,
 }
 
 /// Everything that a pod is rendered from.
@@ -148,11 +150,11 @@ fn container(inputs: &Inputs<'_>) -> Result<Container, String> {
     if inputs.claim.block {
         devices.push(device("data", BLOCK_DEVICE))
     } else {
-        mounts.push(mount("data", DATA_DIR, false))
+        mounts.push(mount("data", DATA_DIR, inputs.content == Content::Existing))
     }
     match &inputs.content {
-        Content::Blank => {}
-        Content::Registry(..) => mounts.push(mount("image", IMAGE_DIR, true)),
+        Content::Blank | Content::Existing => {}
+        Content::Registry(..) => mounts.extend([mount("image", IMAGE_DIR, true), mount("scratch", SCRATCH_DIR, false)]),
         Content::Claim(source) if source.block => devices.push(device("source", SOURCE_DEVICE)),
         Content::Claim(_) => mounts.push(mount("source", SOURCE_DIR, true)),
         Content::Http(http) => {
@@ -195,17 +197,21 @@ fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
         pod_parts::claim(name, claim.metadata.name.as_deref().unwrap_or_default(), read_only)
     };
     let secret = |name: &str, secret: &String| pod_parts::secret(name, Some(secret.clone()), None);
+    let scratch = || {
+        let size = claim::requested(&inputs.claim.requests).unwrap_or_default();
+        let limit = api::quantity::bytes(size.saturating_add(SCRATCH_EXTRA));
+        let source = EmptyDirVolumeSource { size_limit: Some(limit), ..EmptyDirVolumeSource::default() };
+        pod_parts::empty_dir("scratch", source)
+    };
     let mut volumes = vec![claim("data", inputs.claim, false)];
     match &inputs.content {
-        Content::Blank => {}
-        Content::Registry(image, _) => volumes.push(pod_parts::image("image", image, None)),
+        Content::Blank | Content::Existing => {}
+        // Used for a compressed image of another format than raw.
+        Content::Registry(image, _) => volumes.extend([pod_parts::image("image", image, None), scratch()]),
         // kubelet mounts it read-only, and storage that can attaches it so.
         Content::Claim(source) => volumes.push(claim("source", source, true)),
         Content::Http(http) => {
-            let size = claim::requested(&inputs.claim.requests).unwrap_or_default();
-            let limit = api::quantity::bytes(size.saturating_add(SCRATCH_EXTRA));
-            let scratch = EmptyDirVolumeSource { size_limit: Some(limit), ..EmptyDirVolumeSource::default() };
-            volumes.push(pod_parts::empty_dir("scratch", scratch));
+            volumes.push(scratch());
             let certs = given(http.cert_config_map.as_ref()).map(|name| pod_parts::config_map("certs", name, None));
             volumes.extend(certs);
             volumes.extend(given(http.secret_ref.as_ref()).map(|name| secret("secret", name)));
@@ -227,6 +233,7 @@ fn task(inputs: &Inputs<'_>) -> Result<String, String> {
         Content::Blank => TaskSource::Blank {},
         Content::Registry(..) => TaskSource::Registry {},
         Content::Claim(_) => TaskSource::Claim {},
+        Content::Existing => TaskSource::Existing {},
         Content::Http(http) => TaskSource::Http(http_source(http)?),
     };
     let task = Task {
@@ -362,9 +369,11 @@ mod tests {
         for (content, block, mounts, devices) in [
             (Content::Blank, false, vec!["/data"], vec![]),
             (Content::Blank, true, vec![], vec!["/dev/cdi-block-volume"]),
-            (Content::Registry("r/i", Some("pull")), false, vec!["/data", "/image"], vec![]),
+            (Content::Registry("r/i", Some("pull")), false, vec!["/data", "/image", "/scratch"], vec![]),
             (Content::Http(http), false, vec!["/data", "/scratch", "/certs", "/secret", "/headers/0"], vec![]),
             (Content::Claim(&source), true, vec![], vec!["/dev/cdi-block-volume", "/dev/cdi-source-volume"]),
+            (Content::Existing, false, vec!["/data"], vec![]),
+            (Content::Existing, true, vec![], vec!["/dev/cdi-block-volume"]),
         ] {
             let pod = rendered(&volume, content.clone(), block);
             let container = &pod["spec"]["containers"][0];
@@ -375,10 +384,13 @@ mod tests {
             let task = task_of(&pod);
             let size = if block { 106 << 20 } else { 100 << 20 };
             assert_eq!((task.size, task.preallocation), (Some(size), true), "{content:?}");
+            let read_only = container["volumeMounts"][0]["readOnly"] == true;
+            assert_eq!(read_only, content == Content::Existing && !block, "{content:?}");
         }
         let pod = rendered(&volume, Content::Registry("r/i", Some("pull")), false);
         assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "pull"}]));
         assert_eq!(pod["spec"]["volumes"][1]["image"], json!({"reference": "r/i"}));
+        assert_eq!(pod["spec"]["volumes"][2]["emptyDir"]["sizeLimit"], "362Mi");
         let pod = rendered(&volume, Content::Claim(&source), true);
         assert_eq!(pod["spec"]["volumes"][1]["persistentVolumeClaim"], json!({"claimName": "s", "readOnly": true}));
         let pod = rendered(&volume, Content::Http(http), false);

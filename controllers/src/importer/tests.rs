@@ -27,6 +27,7 @@ fn observed(change: &Value) -> Observed {
         claim: None,
         pod: None,
         class: Some(Arc::new(CachedStorageClass { metadata, ..CachedStorageClass::default() })),
+        profile: None,
         begins: true,
         beside_cdi: false,
         clone: None,
@@ -140,7 +141,22 @@ fn importer_steps_back_beside_cdi() {
     );
     // Imports that run are finished.
     let runs = Observed { claim: claim("Bound", &json!({})), ..beside(&begun()) };
-    assert_eq!(writes(&decide(&runs).unwrap()), ["create pods", "patch datavolumes/status"]);
+    // CDI shows their state until they end.
+    assert_eq!(writes(&decide(&runs).unwrap()), ["create pods"]);
+    for (outcome, reason, phase, expected) in [
+        (
+            Outcome::Complete,
+            Reason::Completed,
+            "Succeeded",
+            &["patch persistentvolumeclaims", "patch datavolumes/status", "patch datavolumes", "delete pods"][..],
+        ),
+        (Outcome::Failed, Reason::RefusedImage, "Running", &["patch datavolumes/status", "delete pods"]),
+        (Outcome::Failed, Reason::SourceError, "Running", &[]),
+    ] {
+        let report = report(outcome, reason, reason == Reason::RefusedImage);
+        let ends = Observed { pod: pod(phase, &ended(&report), 50), ..runs.clone() };
+        assert_eq!(writes(&decide(&ends).unwrap()), expected, "{reason:?}");
+    }
     let foreign = Observed { claim: claim("Bound", &json!({})), ..beside(&json!({})) };
     assert!(decide(&foreign).unwrap().is_settled());
     // An annotation that was copied with its DataVolume means nothing.
@@ -148,6 +164,22 @@ fn importer_steps_back_beside_cdi() {
     assert!(decide(&copied).unwrap().is_settled());
     let told = decide(&Observed { beside_cdi: true, ..beside(&json!({})) }).unwrap();
     assert!(matches!(&told.effects[..], [Effect::Event(event)] if event.reason == BESIDE_CDI));
+}
+
+#[test]
+fn claim_that_a_restore_replaces_is_not_filled() {
+    // The restore came before the marks of the import were removed.
+    let mut change = begun();
+    change["metadata"]["annotations"]["restore.kubevirt.io/name"] = json!("r");
+    change["status"] = json!({"phase": "Succeeded"});
+    let filled = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.populatedFor": "d",
+        "cdi.kubevirt.io/storage.pod.phase": "Succeeded"}}});
+    let decision = decide(&Observed { claim: claim("Bound", &filled), ..observed(&change) }).unwrap();
+    assert_eq!(writes(&decision), ["patch datavolumes"]);
+    let annotations = patch_of(&decision, Kind::DataVolume)["metadata"]["annotations"].clone();
+    assert_eq!(annotations, json!({"ferrovirt.io/import": null}));
+    let decision = decide(&observed(&change)).unwrap();
+    assert!(!writes(&decision).iter().any(|write| write.starts_with("create")), "{:?}", writes(&decision));
 }
 
 #[test]

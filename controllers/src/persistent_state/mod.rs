@@ -136,7 +136,7 @@ fn choose(caches: &Caches, config: &ClusterConfig) -> Result<Choice, String> {
     };
     let name = class.metadata.name.clone().unwrap_or_default();
     let profile = caches.storage_profiles.get(&Key::cluster_wide(name.as_str()));
-    let modes = profile.iter().flat_map(|profile| &profile.file_system_modes);
+    let modes = profile.iter().flat_map(|profile| profile.file_system_modes());
     let known: Vec<&String> = modes.filter(|mode| [SHARED, claim::SINGLE].contains(&mode.as_str())).collect();
     let shared = if known.is_empty() {
         caches.claims.count_by(&ClaimIndex::SharedFileSystem(name)) > 0

@@ -40,6 +40,7 @@ pub(crate) mod replica_sets;
 mod rights;
 pub(crate) mod roles;
 mod secrets;
+pub(crate) mod sharing;
 pub(crate) mod snapshot_classes;
 pub(crate) mod snapshots;
 mod sources;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{declaration::Declaration, metadata::slim};
+use super::{declaration::Declaration, metadata::slim, sharing};
 use crate::cache::Cached;
 
 /// Annotation of the default class of the cluster.
@@ -35,6 +35,8 @@ pub(crate) struct CachedStorageClass {
     pub is_late: bool,
     /// Clones of its claims are copies.
     pub copies: bool,
+    /// Volumes that several nodes can use at a time, as far as its driver is known.
+    pub shared: sharing::Shared,
     /// It is the default of the cluster.
     pub is_default: bool,
     /// It is the default of VM disks.
@@ -69,6 +71,7 @@ impl From<StorageClass> for CachedStorageClass {
         let has = |key: &str| annotations.and_then(|all| all.get(key)).is_some_and(|value| value == "true");
         Self {
             copies: annotations.and_then(|all| all.get(CLONE_STRATEGY)).is_some_and(|value| value == "copy"),
+            shared: sharing::of(&class.provisioner, class.parameters.as_ref()),
             provisioner: class.provisioner,
             is_late: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
             is_default: has(DEFAULT),

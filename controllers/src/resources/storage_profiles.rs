@@ -1,35 +1,46 @@
-//! Storage profiles of CDI: the access modes that a storage class offers, and the class of its volume snapshots.
+//! Storage profiles of CDI: the modes that a storage class offers, how its claims are cloned, and the class of its volume snapshots.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use api::quantity;
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
 use serde::Deserialize;
 
 use super::{declaration::Declaration, metadata::slim};
 use crate::cache::Presence;
 
-/// A StorageProfile, as far as it is read.
+/// Annotation with the least size of a claim.
+const MINIMUM: &str = "cdi.kubevirt.io/minimumSupportedPvcSize";
+
+/// A StorageProfile, as far as it is read. CDI copies the spec to the status, where it adds what it knows itself.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct StorageProfile {
     metadata: ObjectMeta,
     #[serde(default)]
-    status: Option<Status>,
+    spec: Option<Properties>,
+    #[serde(default)]
+    status: Option<Properties>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct Properties {
     #[serde(default)]
     claim_property_sets: Vec<PropertySet>,
+    #[serde(default)]
+    clone_strategy: Option<String>,
     #[serde(default)]
     snapshot_class: Option<String>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+/// Modes of a claim that go together.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct PropertySet {
+pub(crate) struct PropertySet {
+    /// How it may be attached.
     #[serde(default)]
-    access_modes: Vec<String>,
+    pub access_modes: Vec<String>,
+    /// `Block` or `Filesystem`.
     #[serde(default)]
-    volume_mode: Option<String>,
+    pub volume_mode: Option<String>,
 }
 
 outside_kind!(StorageProfile, "StorageProfile", "cdi.kubevirt.io", "v1beta1", "storageprofiles", ClusterResourceScope);
@@ -39,13 +50,25 @@ outside_kind!(StorageProfile, "StorageProfile", "cdi.kubevirt.io", "v1beta1", "s
 pub(crate) struct CachedStorageProfile {
     /// Metadata, reduced.
     pub metadata: ObjectMeta,
-    /// Access modes of claims with a file system.
-    pub file_system_modes: Vec<String>,
+    /// Modes of claims, the preferred ones first.
+    pub sets: Vec<PropertySet>,
+    /// Its claims are cloned by pods that copy.
+    pub copies: bool,
     /// Class of its volume snapshots.
     pub snapshot_class: Option<String>,
+    /// Least size of a claim, in bytes.
+    pub minimum: Option<i64>,
 }
 
 unindexed!(CachedStorageProfile);
+
+impl CachedStorageProfile {
+    /// Returns the access modes of claims with a file system.
+    pub(crate) fn file_system_modes(&self) -> impl Iterator<Item = &String> {
+        let of_file_systems = self.sets.iter().filter(|set| set.volume_mode.as_deref() == Some("Filesystem"));
+        of_file_systems.flat_map(|set| &set.access_modes)
+    }
+}
 
 impl Declaration for CachedStorageProfile {
     type Wire = StorageProfile;
@@ -55,13 +78,55 @@ impl Declaration for CachedStorageProfile {
 
 impl From<StorageProfile> for CachedStorageProfile {
     fn from(profile: StorageProfile) -> Self {
-        let status = profile.status.unwrap_or_default();
-        let sets = status.claim_property_sets.into_iter();
-        let of_file_systems = sets.filter(|set| set.volume_mode.as_deref() == Some("Filesystem"));
+        let (spec, status) = (profile.spec.unwrap_or_default(), profile.status.unwrap_or_default());
+        let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let minimum = profile.metadata.annotations.as_ref().and_then(|all| all.get(MINIMUM)).cloned();
+        let strategy = set(&spec.clone_strategy).or_else(|| set(&status.clone_strategy));
         Self {
+            minimum: minimum.and_then(|size| quantity::units(&Quantity(size)).ok()),
             metadata: slim(profile.metadata),
-            file_system_modes: of_file_systems.flat_map(|set| set.access_modes).collect(),
-            snapshot_class: status.snapshot_class.filter(|class| !class.is_empty()),
+            copies: strategy.as_deref() == Some("copy"),
+            snapshot_class: set(&spec.snapshot_class).or_else(|| set(&status.snapshot_class)),
+            sets: if spec.claim_property_sets.is_empty() {
+                status.claim_property_sets
+            } else {
+                spec.claim_property_sets
+            },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn spec_comes_before_the_status() {
+        let sets = |mode: &str| json!([{"accessModes": [mode], "volumeMode": "Filesystem"}]);
+        let of = |spec: Value, status: Value| {
+            let metadata = json!({"name": "fast", "annotations": {MINIMUM: "4Gi"}});
+            let profile = json!({"metadata": metadata, "spec": spec, "status": status});
+            CachedStorageProfile::from(serde_json::from_value::<StorageProfile>(profile).unwrap())
+        };
+        let status = json!({"claimPropertySets": sets("a"), "cloneStrategy": "copy", "snapshotClass": "s"});
+        for (spec, mode, copies, class) in [
+            (json!({}), "a", true, "s"),
+            (
+                json!({"claimPropertySets": sets("b"), "cloneStrategy": "snapshot", "snapshotClass": "t"}),
+                "b",
+                false,
+                "t",
+            ),
+        ] {
+            let found = of(spec, status.clone());
+            assert_eq!(found.file_system_modes().collect::<Vec<_>>(), [mode]);
+            assert_eq!(
+                (found.copies, found.snapshot_class.as_deref(), found.minimum),
+                (copies, Some(class), Some(4 << 30))
+            );
+        }
+        assert!(of(json!(null), json!(null)).sets.is_empty());
     }
 }

@@ -5,13 +5,13 @@ use jiff::SignedDuration;
 use k8s_openapi::{api::core::v1::PersistentVolumeClaimSpec, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use serde_json::json;
 
-use super::{Hold, Next, Observed as View, Work, decide, end, facts::Facts, phase, source};
+use super::{Hold, Next, Observed as View, Work, consumer, decide, end, facts::Facts, phase, source};
 use crate::{
     cache::Key,
     importer::{
         CLAIM, Observed, RETRY, Step, claim, import,
         pod::{Content, Inputs},
-        status::{Fact, Shown, reason},
+        status::{self, Fact, Shown, reason},
     },
     resources::claims::CachedClaim,
     runtime::{Effect, Kind},
@@ -42,7 +42,7 @@ pub(in crate::importer) fn step(
     let known = made.and_then(|claim| claim::requested(&claim.requests));
     let known = known.or_else(|| facts.volume.as_ref()?.size);
     let size = |spec: &PersistentVolumeClaimSpec| known.or_else(|| source::size(&source, spec, claim::overhead()));
-    let spec = match claim::spec(&observed.volume, observed.class.as_deref(), &size) {
+    let spec = match claim::spec(&observed.volume, observed.defaults(), &size) {
         Ok(spec) => spec,
         // The size of a source that is missing. That of one that may not be cloned is not shown.
         Err(_) if facts.is_missing() || !is_permitted(observed, facts) => PersistentVolumeClaimSpec::default(),
@@ -67,7 +67,7 @@ pub(in crate::importer) fn ending(observed: &Observed) -> Option<Step> {
     Some(Step::default().before(delete_pod(facts)).before(next.effects).before(done))
 }
 
-/// Deletes the pod that fills the temporary claim. Any pod of a claim, even one that has ended, keeps it from being removed.
+/// Deletes the pod that uses the temporary claim. Any pod of a claim, even one that has ended, keeps it from being removed.
 fn delete_pod(facts: &Facts) -> Option<Effect> {
     let pod = facts.pod.as_ref().filter(|pod| !pod.is_deleting())?;
     Some(Effect::delete(Kind::Pod, &pod.metadata))
@@ -130,8 +130,8 @@ fn carry_out(
     let writes = !next.effects.is_empty() || next.work != Work::None;
     // Before anything exists that the deletion of the DataVolume would leave behind.
     let finalizer = (is_remote(observed, facts) && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
-    let is_copied = facts.temporary.as_ref().is_some_and(|claim| claim.is_filled());
-    let pod = delete_pod(facts).filter(|_| is_copied);
+    let is_done = facts.temporary.as_deref().is_some_and(consumer::is_done);
+    let pod = delete_pod(facts).filter(|_| is_done);
     let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(pod).chain(next.effects);
     let step = match (next.work, target) {
         (Work::Complete, Some(target)) => {
@@ -146,6 +146,7 @@ fn carry_out(
         (Work::Copy, None) => create(observed, spec, shown)?,
         (Work::Copy, Some(target)) => copy(observed, facts, target, shown)?,
         (Work::CopyInto(key), _) => copy_into(observed, facts, &key, shown)?,
+        (Work::Consume(key), _) => consume(observed, facts, &key, target, shown)?,
         _ => Step::show(shown),
     };
     let step = Step { before: begin.chain(step.before).collect(), ..step };
@@ -172,11 +173,20 @@ fn create(observed: &Observed, spec: PersistentVolumeClaimSpec, mut shown: Shown
 /// Runs the pod that copies in the namespace of the DataVolume.
 fn copy(observed: &Observed, facts: &Facts, target: &CachedClaim, shown: Shown) -> Result<Step, serde_json::Error> {
     let Some(source) = facts.source.as_deref() else { return Ok(Step::show(shown)) };
+    run(observed, target, Content::Claim(source), shown)
+}
+
+fn run(
+    observed: &Observed,
+    target: &CachedClaim,
+    content: Content<'_>,
+    shown: Shown,
+) -> Result<Step, serde_json::Error> {
     let inputs = Inputs {
         volume: &observed.volume,
         claim: target,
         owner: Kind::DataVolume.owner_reference(&observed.volume.metadata),
-        content: Content::Claim(source),
+        content,
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
@@ -192,18 +202,54 @@ fn copy_into(observed: &Observed, facts: &Facts, key: &Key, shown: Shown) -> Res
         let shown = Shown { phase: phase::REBIND, ..shown };
         return Ok(Step::show(shown).before([Effect::merge(Kind::Claim, &temporary.metadata, filled)]));
     }
+    run_remote(observed, facts, temporary, Content::Claim(source), shown)
+}
+
+fn run_remote(
+    observed: &Observed,
+    facts: &Facts,
+    temporary: &CachedClaim,
+    content: Content<'_>,
+    shown: Shown,
+) -> Result<Step, serde_json::Error> {
     let volume = unprivileged(&observed.volume);
     let inputs = Inputs {
         volume: &volume,
         claim: temporary,
         // An API server may ask for a right to block the deletion of claims, which virt-controller lacks.
         owner: OwnerReference { block_owner_deletion: None, ..Kind::Claim.owner_reference(&temporary.metadata) },
-        content: Content::Claim(source),
+        content,
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
     let of_pod = Observed { pod: facts.pod.clone(), percent: facts.percent, ..observed.clone() };
     import::run(&of_pod, temporary, inputs, shown).map(renamed)
+}
+
+/// Runs the pod that is the first consumer of a claim.
+fn consume(
+    observed: &Observed,
+    facts: &Facts,
+    key: &Key,
+    target: Option<&CachedClaim>,
+    shown: Shown,
+) -> Result<Step, serde_json::Error> {
+    let is_remote = is_remote(observed, facts);
+    let (claim, pod) = if is_remote { (facts.temporary.as_deref(), &facts.pod) } else { (target, &observed.pod) };
+    let claim = claim.filter(|claim| Key::of(&claim.metadata) == *key);
+    // The claim shows its volume soon.
+    let has_ended = pod.as_ref().is_some_and(|pod| pod.phase == "Succeeded" && !pod.is_deleting());
+    let Some(claim) = claim.filter(|_| !has_ended) else { return Ok(Step::show(shown)) };
+    let phase = shown.phase;
+    let mut step = if is_remote {
+        run_remote(observed, facts, claim, Content::Existing, shown)?
+    } else {
+        run(observed, claim, Content::Existing, shown)?
+    };
+    if let Some(shown) = step.shown.as_mut().filter(|shown| shown.phase != status::phase::FAILED) {
+        shown.phase = phase;
+    }
+    Ok(step)
 }
 
 /// Returns the DataVolume without what its author may not choose for a pod in the namespace of the source: service account, priority

@@ -91,13 +91,16 @@ pub(in crate::importer) fn facts(
     let uid = metadata.uid.clone().unwrap_or_default();
     let made = if is_remote { of_temporary } else { Key::of(metadata) };
     let named = |name: &String| caches.storage_classes.get(&Key::cluster_wide(name.clone()));
+    let profile = |class: &CachedStorageClass| {
+        caches.storage_profiles.get(&Key::cluster_wide(class.metadata.name.clone().unwrap_or_default()))
+    };
     Some(Facts {
         is_filled: claim.as_ref().is_none_or(|claim| is_filled(caches, claim)),
         provisioner: claim.as_ref().and_then(|claim| Some(named(claim.storage_class.as_ref()?)?.provisioner.clone())),
         class: class.map(|class| Class {
             provisioner: class.provisioner.clone(),
             is_late: class.is_late,
-            copies: class.copies,
+            copies: class.copies || profile(class).is_some_and(|profile| profile.copies),
             is_csi: caches.csi_drivers.get(&Key::cluster_wide(class.provisioner.clone())).is_some(),
         }),
         snapshot: is_snapshot.then(|| caches.snapshots.get(&key)).flatten(),

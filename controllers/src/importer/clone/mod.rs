@@ -16,9 +16,11 @@
 //! A clone from another namespace needs the mark that only virt-api writes (see [`Observed::is_permitted`]). A source that a pod can
 //! write to is not cloned: the pods of its namespace are listed before a claim or a pod is made for the clone.
 //!
-//! A class that waits for the first consumer gets one: for a clone by the driver in the same namespace the pod of the VMI, otherwise
-//! the pod that copies. A clone from another namespace does not wait for the VM: its volume must exist to be handed over.
+//! A class that waits for the first consumer gets one: for a clone by the driver in the same namespace the pod of the VMI, for a copy
+//! the pod that copies, and otherwise a pod that mounts the claim and ends (`consumer.rs`). A clone from another namespace does not
+//! wait for the VM: its volume must exist to be handed over.
 
+mod consumer;
 pub(super) mod drive;
 pub(super) mod facts;
 mod handover;
@@ -138,6 +140,8 @@ pub(super) enum Work {
     Copy,
     /// An import pod in the namespace of the source fills this claim, which exists.
     CopyInto(Key),
+    /// A pod uses this claim, so that its driver makes the volume.
+    Consume(Key),
     /// The claim of the DataVolume is created with the volume of this name.
     Take(String),
     /// The claim of the DataVolume is filled and bound; after the deletion of the DataVolume: nothing is left of the clone.
@@ -270,8 +274,8 @@ fn fill(observed: &Observed<'_>, temporary: Option<&CachedClaim>, receiver: &Key
         Begin::Copy => (None, phase::SCHEDULED),
     };
     if let Some(claim) = temporary {
-        let work = if data_source.is_none() { Work::CopyInto(Key::of(&claim.metadata)) } else { Work::None };
-        return Ok(Next::work(phase, work));
+        let is_copied = data_source.is_none() && claim.metadata.deletion_timestamp.is_none();
+        return Ok(Next::work(phase, if is_copied { Work::CopyInto(Key::of(&claim.metadata)) } else { Work::None }));
     }
     let namespace = &observed.source_key.namespace;
     // The author of the DataVolume chooses neither another source nor a volume in this namespace.
@@ -382,10 +386,12 @@ fn pending(observed: &Observed<'_>, claim: &CachedClaim) -> Option<Next> {
     if let Some((_, message)) = warning.filter(|(reason, message)| is_claim && strategy::is_refusal(reason, message)) {
         return Some(Next::effect(phase, [fall_back(observed, message)]));
     }
+    let work = if consumer::is_needed(observed, claim) { Work::Consume(Key::of(&claim.metadata)) } else { Work::None };
     // Without a node no driver has been asked.
     let is_asked = claim.has_node || !observed.class.is_some_and(|class| class.is_late);
     if !is_asked {
-        return Some(Next::work(phase::FIRST_CONSUMER, Work::None));
+        let is_of_vm = work == Work::None && !observed.is_remote();
+        return Some(Next::work(if is_of_vm { phase::FIRST_CONSUMER } else { phase }, work));
     }
     let since = known.map(|known| known.read_at).or(claim.metadata.creation_timestamp.as_ref().map(|at| at.0));
     let is_due = since.is_none_or(|since| claim_facts::is_old(since, observed.now, RETRY));
@@ -396,7 +402,7 @@ fn pending(observed: &Observed<'_>, claim: &CachedClaim) -> Option<Next> {
     });
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let hold = warning.map(|(_, message)| Hold::bound("Pending", format!("target PVC {name} Pending: {message}")));
-    Some(Next { effects: read.into_iter().collect(), hold, wake: Some(RETRY), ..Next::work(phase, Work::None) })
+    Some(Next { effects: read.into_iter().collect(), hold, wake: Some(RETRY), ..Next::work(phase, work) })
 }
 
 /// Records that a pod copies, and why.

@@ -84,15 +84,6 @@ pub(super) fn check(observed: &Observed<'_>) -> Result<(), Hold> {
         Source::Snapshot(snapshot) if !snapshot.ok_or_else(missing)?.ready => {
             return Err(Hold::bound("Pending", format!("VolumeSnapshot {key} is not ready to use")));
         }
-        // No pod uses the temporary claim, so that its driver is never asked.
-        Source::Snapshot(_) if observed.is_remote() && observed.class.is_some_and(|class| class.is_late) => {
-            let class = observed.spec.storage_class_name.as_deref().unwrap_or_default();
-            let text = format!(
-                "The clone doesn't meet the validation requirements: storage class {class} waits for the first consumer, which \
-                 a snapshot of another namespace does not get; clone a claim, or use a class that binds at once"
-            );
-            return Err(Hold::bound("CloneValidationFailed", text));
-        }
         Source::Snapshot(_) => {}
     }
     // Last, so that nobody learns the state of a source without the right to clone it.

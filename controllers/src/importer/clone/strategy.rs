@@ -1,6 +1,6 @@
 //! How a claim is cloned: by the CSI driver, or by a pod that copies.
 //!
-//! No API says which drivers clone. An administrator can demand copies by CDI's annotation of the storage class. Otherwise the driver
+//! No API says which drivers clone. An administrator can demand copies by CDI's annotation or StorageProfile of the storage class. Otherwise the driver
 //! is asked: the claim names its data source, and a driver that refuses it for good makes the clone fall back to a copy, with a
 //! warning and the driver's message as the reason. Only provisioners with a CSIDriver are asked: others may ignore the data source
 //! and make an empty volume.
@@ -32,7 +32,7 @@ pub(in crate::importer) struct Class {
     pub is_late: bool,
     /// The provisioner is a CSI driver.
     pub is_csi: bool,
-    /// Its annotation demands copies.
+    /// Its annotation or its profile demands copies.
     pub copies: bool,
 }
 
@@ -52,7 +52,9 @@ pub(super) fn choose(observed: &Observed<'_>, claim: &CachedClaim) -> Strategy {
     let size = source::requested(observed.spec);
     let is_larger = source::capacity(claim).zip(size).is_some_and(|(capacity, size)| size > capacity);
     if class.copies {
-        Strategy::Copy("annotation cdi.kubevirt.io/clone-strategy of the storage class demands it")
+        Strategy::Copy(
+            "annotation cdi.kubevirt.io/clone-strategy of the storage class, or its StorageProfile, demands it",
+        )
     } else if !class.is_csi {
         Strategy::Copy("the provisioner of the storage class is no CSI driver")
     } else if observed.source_provisioner != Some(&*class.provisioner) {

@@ -1,17 +1,14 @@
-//! The hand-over against a small model of the API server: every order of the writes of the controller, of the volume controller and
-//! of users, with caches that lag behind. A controller that is killed and starts again is one that decides again.
+//! Clones from another namespace against a small model of the API server: every order of the writes of the controller, of the volume
+//! controller, of the scheduler and of users, with caches that lag behind. A controller that is killed and starts again is one that
+//! decides again.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::super::handover::{self, Objects, Step};
-use crate::{
-    cache::Key,
-    resources::{claims::CachedClaim, volumes::CachedVolume},
-    runtime::Effect,
-};
+use super::super::*;
+use crate::resources::snapshots::CachedSnapshot;
 
 const UID: &str = "dv";
 const VOLUME: &str = "pv";
@@ -22,6 +19,13 @@ const CLASS_POLICY: &str = "Delete";
 struct Claim {
     number: u8,
     bound: bool,
+    deleting: bool,
+}
+
+/// The first consumer of a claim with this number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Pod {
+    claim: u8,
     deleting: bool,
 }
 
@@ -38,9 +42,12 @@ struct Volume {
 /// The objects of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Cluster {
+    /// The class waits for the first consumer.
+    late: bool,
     temporary: Option<Claim>,
     target: Option<Claim>,
     volume: Option<Volume>,
+    pod: Option<Pod>,
     /// Claims that were made, of which even numbers are temporary.
     made: u8,
     /// The DataVolume is deleted.
@@ -52,12 +59,6 @@ struct Cluster {
 
 /// The cluster, and what the caches of the controller show of it.
 type State = (Cluster, Cluster);
-
-fn start() -> Cluster {
-    let temporary = Claim { number: 0, bound: true, deleting: false };
-    let volume = Volume { marked: false, record: None, policy: CLASS_POLICY.to_owned(), phase: "Bound", holder: 0 };
-    Cluster { temporary: Some(temporary), volume: Some(volume), made: 1, ..Cluster::default() }
-}
 
 fn key_of(number: u8) -> Key {
     match number % 2 {
@@ -72,10 +73,15 @@ fn cached(claim: &Claim) -> CachedClaim {
     if claim.deleting {
         metadata["deletionTimestamp"] = json!("2030-01-01T00:00:00Z");
     }
+    let is_temporary = claim.number.is_multiple_of(2);
+    if is_temporary {
+        metadata["labels"] = json!({"cdi.kubevirt.io/OwnedByUID": UID});
+    }
     CachedClaim {
         metadata: serde_json::from_value(metadata).unwrap(),
         phase: if claim.bound { "Bound" } else { "Pending" }.to_owned(),
-        volume: (claim.bound || claim.number % 2 == 1).then(|| VOLUME.to_owned()),
+        volume: (claim.bound || !is_temporary).then(|| VOLUME.to_owned()),
+        data_source: is_temporary.then(|| ("VolumeSnapshot".to_owned(), "snapshot".to_owned())),
         ..CachedClaim::default()
     }
 }
@@ -127,53 +133,99 @@ fn patch(world: &mut Cluster, patch: &Value) -> Option<()> {
     Some(())
 }
 
-/// Carries out the step that the controller decides on from its caches.
+/// Carries out the step that the controller decides on from its caches: a clone of a snapshot by the driver.
 fn controller(world: &Cluster, seen: &Cluster) -> Option<Cluster> {
     let temporary = seen.temporary.as_ref().map(cached);
     let target = seen.target.as_ref().map(cached);
     let volume = seen.volume.as_ref().filter(|volume| volume.marked).map(cached_volume);
-    let receiver = Key::new("user", "disk");
-    let objects = Objects {
-        uid: UID,
-        receiver: &receiver,
-        temporary: temporary.as_ref(),
-        target: target.as_ref(),
-        volume: volume.as_ref(),
-    };
-    let step = if seen.ends { handover::next_of_end(&objects) } else { handover::next(&objects) };
+    let pod = seen.pod.as_ref().filter(|pod| seen.temporary.as_ref().is_some_and(|claim| claim.number == pod.claim));
+    let is_superfluous = seen.ends || temporary.as_ref().is_some_and(consumer::is_done);
     let mut after = world.clone();
-    match (&step, handover::write(&objects, &step)) {
-        (Step::Refuse(message), _) => panic!("{world:?} seen as {seen:?}: {message}"),
-        (Step::Fill | Step::Create(_), _) => {
-            let claim = if step == Step::Fill { &mut after.temporary } else { &mut after.target };
-            if claim.is_some() || world.made > 6 {
+    if pod.is_some_and(|pod| !pod.deleting && is_superfluous) {
+        after.pod.as_mut()?.deleting = true;
+        return Some(after);
+    }
+    let next = decided(seen, temporary.as_ref(), target.as_ref(), volume.as_ref());
+    match (next.work, next.effects.iter().find(|effect| !effect.is_read())) {
+        (Work::Consume(_), None) => {
+            let claim = seen.temporary.as_ref()?.number;
+            if pod.is_some() || world.pod.is_some() {
                 return None;
             }
-            let is_temporary = step == Step::Fill;
-            let number = world.made + u8::from(world.made.is_multiple_of(2) != is_temporary);
-            *claim = Some(Claim { number, bound: is_temporary, deleting: false });
-            if is_temporary {
-                let policy = CLASS_POLICY.to_owned();
-                after.volume = Some(Volume { marked: false, record: None, policy, phase: "Bound", holder: number });
-            }
-            after.made = number + 1;
+            after.pod = Some(Pod { claim, deleting: false });
         }
-        (Step::Complete, _) => after.complete = true,
-        (_, Some(Effect::Patch { patch: change, resource_version: _, .. })) => {
+        (Work::Take(_), None) => create(&mut after, false)?,
+        (Work::Complete, None) => after.complete = true,
+        (Work::None, Some(Effect::Create { .. })) => create(&mut after, true)?,
+        (Work::None, Some(Effect::Patch { patch: change, .. })) => {
             // A change of the volume that was seen, and not of another version. The mark has no condition.
-            if !matches!(step, Step::Mark(_)) && world.volume != seen.volume {
+            let is_mark = change["metadata"]["labels"]["ferrovirt.io/hand-over"].is_string();
+            if !is_mark && world.volume != seen.volume {
                 return None;
             }
-            patch(&mut after, &change)?;
+            patch(&mut after, change)?;
         }
-        (_, Some(Effect::Delete { uid, .. })) => {
+        (Work::None, Some(Effect::Delete { uid, .. })) => {
             let claims = [&mut after.temporary, &mut after.target];
-            let is_meant = |claim: &&mut Claim| Some(claim.number.to_string()) == uid;
+            let is_meant = |claim: &&mut Claim| Some(claim.number.to_string()) == *uid;
             claims.into_iter().flatten().find(is_meant)?.deleting = true;
         }
-        _ => return None,
+        (Work::None, None) => return None,
+        other => panic!("{world:?} seen as {seen:?}: {other:?}"),
     }
     Some(after)
+}
+
+/// Creates one of the claims. The driver makes the volume of the temporary one, at once or for its first consumer.
+fn create(after: &mut Cluster, is_temporary: bool) -> Option<()> {
+    let (made, late) = (after.made, after.late);
+    let claim = if is_temporary { &mut after.temporary } else { &mut after.target };
+    if claim.is_some() || made > 6 {
+        return None;
+    }
+    let number = made + u8::from(made.is_multiple_of(2) != is_temporary);
+    *claim = Some(Claim { number, bound: is_temporary && !late, deleting: false });
+    if is_temporary && !late {
+        after.volume = Some(provisioned(number));
+    }
+    after.made = number + 1;
+    Some(())
+}
+
+fn provisioned(holder: u8) -> Volume {
+    Volume { marked: false, record: None, policy: CLASS_POLICY.to_owned(), phase: "Bound", holder }
+}
+
+fn decided(
+    seen: &Cluster,
+    temporary: Option<&CachedClaim>,
+    target: Option<&CachedClaim>,
+    volume: Option<&CachedVolume>,
+) -> Next {
+    let metadata = json!({"namespace": "user", "name": "disk", "uid": UID, "annotations": {STRATEGY: "csi-clone"}});
+    let snapshot = CachedSnapshot { ready: true, restore_size: Some(1), ..CachedSnapshot::default() };
+    let class = Class { is_late: seen.late, is_csi: true, ..Class::default() };
+    let observed = Observed {
+        data_volume: &serde_json::from_value(metadata).unwrap(),
+        source_key: &Key::new("golden", "snapshot"),
+        source: Source::Snapshot(Some(&snapshot)),
+        source_is_filled: true,
+        source_provisioner: None,
+        is_permitted: true,
+        spec: &PersistentVolumeClaimSpec::default(),
+        class: Some(&class),
+        is_immediate: false,
+        target,
+        temporary,
+        volume,
+        users: None,
+        warning: None,
+        is_copying: false,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let next = if seen.ends { end(&observed) } else { decide(&observed).unwrap() };
+    assert!(next.hold.is_none(), "{seen:?}: {next:?}");
+    next
 }
 
 /// Returns the states that the volume controller and the garbage collector can lead to.
@@ -186,8 +238,20 @@ fn cluster(world: &Cluster) -> Vec<Cluster> {
     };
     let exists =
         |number: u8| [&world.temporary, &world.target].into_iter().flatten().any(|claim| claim.number == number);
-    if world.temporary.as_ref().is_some_and(|claim| claim.deleting) {
+    // A claim is removed when no pod uses it, and a pod without its claim is one without owner.
+    let used = |claim: &Claim| claim.bound && world.pod.as_ref().is_some_and(|pod| pod.claim == claim.number);
+    if world.temporary.as_ref().is_some_and(|claim| claim.deleting && !used(claim)) {
         add(&|after| after.temporary = None);
+    }
+    if let Some(pod) = &world.pod {
+        if pod.deleting || !exists(pod.claim) {
+            add(&|after| after.pod = None);
+        } else if world.temporary.as_ref().is_some_and(|claim| !claim.bound && !claim.deleting) {
+            add(&|after| {
+                after.temporary.iter_mut().for_each(|claim| claim.bound = true);
+                after.volume = Some(provisioned(pod.claim));
+            });
+        }
     }
     if world.target.as_ref().is_some_and(|claim| claim.deleting) {
         add(&|after| after.target = None);
@@ -228,15 +292,19 @@ fn users(world: &Cluster, may_delete_temporary: bool) -> Vec<Cluster> {
     if may_delete_temporary {
         add(&|after| after.temporary.iter_mut().for_each(|claim| claim.deleting = true));
     }
+    if world.pod.is_some() {
+        add(&|after| after.pod.iter_mut().for_each(|pod| pod.deleting = true));
+    }
     next
 }
 
 /// Returns the states in which one cache has caught up.
 fn caches((world, seen): &State) -> Vec<State> {
-    let changes: [&dyn Fn(&mut Cluster); 4] = [
+    let changes: [&dyn Fn(&mut Cluster); 5] = [
         &|seen| seen.temporary.clone_from(&world.temporary),
         &|seen| seen.target.clone_from(&world.target),
         &|seen| seen.volume.clone_from(&world.volume),
+        &|seen| seen.pod.clone_from(&world.pod),
         &|seen| seen.ends = world.ends,
     ];
     changes
@@ -250,8 +318,9 @@ fn caches((world, seen): &State) -> Vec<State> {
 }
 
 /// Visits all states that can follow the start, and returns those in which nothing happens any more.
-fn explore(may_delete_temporary: bool, check: impl Fn(&Cluster, &Cluster)) -> Vec<Cluster> {
-    let first = (start(), start());
+fn explore(late: bool, may_delete_temporary: bool, check: impl Fn(&Cluster, &Cluster)) -> Vec<Cluster> {
+    let start = Cluster { late, ..Cluster::default() };
+    let first = (start.clone(), start);
     let mut known = BTreeSet::from([first.clone()]);
     let mut waiting = VecDeque::from([first]);
     let mut ends = Vec::new();
@@ -269,6 +338,9 @@ fn explore(may_delete_temporary: bool, check: impl Fn(&Cluster, &Cluster)) -> Ve
             }
             if after.target != world.target {
                 seen.target.clone_from(&after.target);
+            }
+            if after.pod != world.pod {
+                seen.pod.clone_from(&after.pod);
             }
             (after.clone(), seen)
         });
@@ -293,9 +365,10 @@ fn explore(may_delete_temporary: bool, check: impl Fn(&Cluster, &Cluster)) -> Ve
 
 #[test]
 fn hand_over_ends_well_in_every_order_of_events() {
-    for may_delete_temporary in [false, true] {
-        let ends = explore(may_delete_temporary, |_, _| {});
+    for (late, may_delete_temporary) in [(false, false), (false, true), (true, false), (true, true)] {
+        let ends = explore(late, may_delete_temporary, |_, _| {});
         for end in ends {
+            assert!(end.pod.is_none(), "{end:?}: the pod is left");
             assert!(end.complete, "{end:?}: stuck");
             let Some(volume) = &end.volume else {
                 // It goes with a complete claim that a user deletes.
@@ -314,8 +387,10 @@ fn hand_over_ends_well_in_every_order_of_events() {
 
 #[test]
 fn volume_is_lost_only_if_a_user_deletes_a_claim_that_has_it() {
-    explore(false, |before, after| {
-        let lost = before.volume.as_ref().filter(|_| after.volume.is_none() && !before.ends);
-        assert!(lost.is_none_or(|volume| !volume.marked && volume.holder % 2 == 1), "{before:?}");
-    });
+    for late in [false, true] {
+        explore(late, false, |before, after| {
+            let lost = before.volume.as_ref().filter(|_| after.volume.is_none() && !before.ends);
+            assert!(lost.is_none_or(|volume| !volume.marked && volume.holder % 2 == 1), "{before:?}");
+        });
+    }
 }

@@ -1,3 +1,4 @@
+mod consumer;
 mod handover;
 mod steps;
 mod wakes;

@@ -210,11 +210,47 @@ fn pods_are_listed_right_before_the_clone_begins() {
 }
 
 #[test]
-fn snapshot_of_another_namespace_needs_a_class_that_binds_at_once() {
-    for (namespace, late, refused) in [("golden", true, true), ("golden", false, false), ("user", true, false)] {
+fn claim_of_a_late_class_gets_a_consumer_where_no_vm_is() {
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "disk"});
+    let label = json!({"cdi.kubevirt.io/OwnedByUID": UID});
+    let made = |namespace: &str, name: &str, phase: &str| {
+        let change = json!({"metadata": {"labels": label}, "spec": {"dataSource": source}, "status": {"phase": phase}});
+        claim(namespace, name, &change)
+    };
+    let consumed = |namespace: &str, name: &str| Work::Consume(Key::new(namespace, name));
+    for (namespace, late, immediate, phase, work, shown) in [
+        ("golden", true, false, "Pending", consumed("golden", "tmp-pvc-u"), phase::SNAPSHOT),
+        ("user", true, true, "Pending", consumed("user", "root"), phase::SNAPSHOT),
+        ("user", true, false, "Pending", Work::None, phase::FIRST_CONSUMER),
+        ("golden", false, false, "Pending", Work::None, phase::SNAPSHOT),
+        ("user", true, true, "Bound", Work::Complete, phase::SNAPSHOT),
+    ] {
         let snapshot = CachedSnapshot { ready: true, restore_size: Some(1), ..CachedSnapshot::default() };
-        let next = world(namespace).with(|w| (w.snapshot, w.class.is_late) = (Some(Some(snapshot)), late)).decide();
-        assert_eq!(reason(&next), refused.then_some("CloneValidationFailed"), "{namespace} {late}");
+        let with = world(namespace).recorded("csi-clone").with(|w| {
+            (w.snapshot, w.class.is_late, w.is_immediate) = (Some(Some(snapshot)), late, immediate);
+            match namespace {
+                "user" => w.target = Some(made("user", "root", phase)),
+                _ => w.temporary = Some(made("golden", "tmp-pvc-u", phase)),
+            }
+        });
+        let next = with.decide();
+        assert_eq!((next.work, next.phase), (work, shown), "{namespace} {late} {immediate} {phase}");
+    }
+}
+
+#[test]
+fn pod_leaves_a_claim_that_needs_it_no_more() {
+    let source = json!({"kind": "VolumeSnapshot", "name": "disk"});
+    let filled = json!({"cdi.kubevirt.io/storage.pod.phase": "Succeeded"});
+    for (change, done) in [
+        (json!({"spec": {"dataSource": source}, "status": {"phase": "Pending"}}), false),
+        (json!({"spec": {"dataSource": source}}), true),
+        // It copies.
+        (json!({}), false),
+        (json!({"metadata": {"annotations": filled}}), true),
+        (json!({"metadata": {"deletionTimestamp": NOW}}), true),
+    ] {
+        assert_eq!(consumer::is_done(&claim("golden", "tmp-pvc-u", &change)), done, "{change}");
     }
 }
 
