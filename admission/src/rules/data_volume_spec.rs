@@ -21,7 +21,7 @@ const DOCKER: &str = "docker://";
 /// Algorithms of checksums with their numbers of hexadecimal digits.
 const CHECKSUMS: [(&str, usize); 4] = [("md5", 32), ("sha1", 40), ("sha256", 64), ("sha512", 128)];
 /// Feature that a use lacks, for the message "is not supported yet".
-const CDI: &str = "imports that need CDI";
+const CDI: &str = "imports that need CDI (Containerized Data Importer), which the cluster does not have";
 
 /// Returns the errors of the spec at `root`: the first one of claim and source each.
 pub(crate) fn validate(root: &str, spec: &DataVolumeSpec) -> FieldErrors {

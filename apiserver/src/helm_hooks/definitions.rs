@@ -18,8 +18,9 @@ const MANAGER: &str = "helm";
 const IMPORTER_MANAGER: &str = "ferrovirt-importer";
 /// Definition of CDI's own configuration. While it exists, CDI is installed.
 const CDI: &str = "cdis.cdi.kubevirt.io";
-/// Label that the operator of CDI gives its definitions.
-const CDI_LABEL: &str = "operator.cdi.kubevirt.io";
+/// Label of the definitions of CDI, and beginning of those with the versions of its operator.
+const CDI_LABEL: &str = "cdi.kubevirt.io";
+const CDI_OPERATOR: &str = "operator.cdi.kubevirt.io";
 
 /// Validates a configuration as JSON like the webhook. Malformed JSON is left to the API server.
 ///
@@ -95,7 +96,8 @@ pub async fn apply_importer_definitions() -> Result<(), HookError> {
 
 /// Returns true for a definition that the importer brought and CDI has not taken over.
 fn is_ours(live: &CustomResourceDefinition) -> bool {
-    live.labels().contains_key(label::DEFINITION) && !live.labels().contains_key(CDI_LABEL)
+    let is_of_cdi = |key: &String| key == CDI_LABEL || key.starts_with(CDI_OPERATOR);
+    live.labels().contains_key(label::DEFINITION) && !live.labels().keys().any(is_of_cdi)
 }
 
 async fn read(api: &Api<CustomResourceDefinition>, name: &str) -> Result<Option<CustomResourceDefinition>, HookError> {
@@ -203,12 +205,15 @@ mod tests {
 
     #[test]
     fn definition_that_cdi_took_over_is_not_ours() {
-        let mut live = api::crds::importer().unwrap().remove(0);
-        assert!(is_ours(&live));
-        live.metadata.labels.get_or_insert_default().insert(CDI_LABEL.to_owned(), String::new());
-        assert!(!is_ours(&live));
-        live.metadata.labels = None;
-        assert!(!is_ours(&live));
+        let ours = api::crds::importer().unwrap().remove(0);
+        assert!(is_ours(&ours));
+        for label in ["cdi.kubevirt.io", "operator.cdi.kubevirt.io", "operator.cdi.kubevirt.io/updateVersion"] {
+            let mut taken = ours.clone();
+            taken.metadata.labels.get_or_insert_default().insert(label.to_owned(), String::new());
+            assert!(!is_ours(&taken), "{label}");
+        }
+        let unlabelled = CustomResourceDefinition { metadata: Default::default(), ..ours };
+        assert!(!is_ours(&unlabelled));
     }
 
     #[test]
