@@ -1,14 +1,20 @@
 //! Imports of every source and format into claims of both modes.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story_large};
+use ferrovirt_e2e_tests::{Story, own_cluster, story_large};
 use serde_json::json;
 
-use crate::data_volumes::{
-    MINUTES, SHA256, SIZE, TINY, contents, data_volume, http, remove, server, storage, wait_phase, with_driver,
+use crate::{
+    data_volumes::{
+        MINUTES, SHA256, SIZE, TINY, contents, data_volume, http, remove, server, storage, wait_phase, with_driver,
+    },
+    image_registry::{Registry, layer},
 };
 
-/// Files of the server that contain its disk.
+/// Files of the server that contain its disk. Each is imported from a web server and from a container image, into file systems and block
+/// devices.
 const FILES: [&str; 11] = [
     "disk.raw",
     "disk.raw.gz",
@@ -33,7 +39,7 @@ fn images_of_every_format_arrive_whole_in_files_and_devices() {
         with_driver(s, async |s| {
             server(s).await?;
             for mode in ["Filesystem", "Block"] {
-                formats(s, mode).await.with_context(|| mode.to_owned())?;
+                formats(s, mode, |file| http(file, "")).await.with_context(|| mode.to_owned())?;
                 remove(s).await?;
             }
             Ok(())
@@ -42,12 +48,43 @@ fn images_of_every_format_arrive_whole_in_files_and_devices() {
     });
 }
 
+#[test]
+fn images_of_every_format_arrive_whole_from_container_images() {
+    story_large("import-formats", async |s| with_driver(s, container_images).await);
+}
+
+async fn container_images(s: &Story) -> Result<()> {
+    server(s).await?;
+    let address = own_cluster()?.context("no test cluster")?.registry();
+    let mut images = BTreeMap::new();
+    for file in FILES {
+        images.insert(repository(file), layer(s, file).await?);
+    }
+    let _registry = Registry::start(&address, images).await?;
+    for mode in ["Filesystem", "Block"] {
+        let source =
+            |file: &str| format!("source: {{registry: {{url: 'docker://{address}/{}:devel'}}}}", repository(file));
+        formats(s, mode, source).await.with_context(|| mode.to_owned())?;
+        remove(s).await?;
+    }
+    Ok(())
+}
+
+/// Returns the name of the image with a file.
+fn repository(file: &str) -> String {
+    format!("formats/{}", name(file))
+}
+
+/// Returns the name of the DataVolume of a file.
+fn name(file: &str) -> String {
+    file.replace('.', "-")
+}
+
 /// Imports all files at once and compares the claims with the disk.
-async fn formats(s: &Story, mode: &str) -> Result<()> {
-    let name = |file: &str| file.replace('.', "-");
+async fn formats(s: &Story, mode: &str, source: impl Fn(&str) -> String) -> Result<()> {
     let manifest: String = FILES
         .iter()
-        .map(|file| data_volume(&name(file), &format!("{}, storage: {}", http(file, ""), storage("csi", mode, CLAIM))))
+        .map(|file| data_volume(&name(file), &format!("{}, storage: {}", source(file), storage("csi", mode, CLAIM))))
         .collect();
     s.apply(manifest.trim_end_matches("---\n")).await?;
     let names: Vec<String> = FILES.iter().map(|file| name(file)).collect();

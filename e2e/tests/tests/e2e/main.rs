@@ -37,6 +37,7 @@ mod host_devices;
 mod host_disks;
 mod hotplug;
 mod hotplug_faults;
+mod image_registry;
 mod image_volumes;
 mod import_faults;
 mod import_table;

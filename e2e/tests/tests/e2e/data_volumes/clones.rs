@@ -140,6 +140,58 @@ spec: {source: {persistentVolumeClaimName: golden}}
 }
 
 #[test]
+fn snapshots_are_cloned_on_a_class_that_waits_for_the_first_consumer() {
+    story("dv-late", async |s| with_driver(s, late).await);
+}
+
+async fn late(s: &Story) -> Result<()> {
+    server(s).await?;
+    let mut manifest = String::new();
+    for mode in MODES {
+        let fields = format!("{}, storage: {}", http("disk.raw", ""), storage("csi", mode, 24));
+        manifest.push_str(&data_volume(&golden("csi", mode), &fields));
+    }
+    s.apply(manifest.trim_end_matches("---\n")).await?;
+    for mode in MODES {
+        let name = golden("csi", mode);
+        wait_phase(s, &name, "Succeeded").await?;
+        s.apply(&format!(
+            "{{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {{name: {name}}}, \
+             spec: {{source: {{persistentVolumeClaimName: {name}}}}}}}"
+        ))
+        .await?;
+    }
+    with_namespace(s, "dv-late", async |other| clone_late(other, &s.namespace, "{}").await).await?;
+    // Neither the temporary claims nor their pods are left.
+    for (kind, labels) in [("Pod", super::IMPORT_PODS), ("PersistentVolumeClaim", "cdi.kubevirt.io/OwnedByUID")] {
+        for object in s.list(kind, labels).await? {
+            s.wait_gone(kind, object["metadata"]["name"].as_str().unwrap_or_default(), MINUTES).await?;
+        }
+    }
+    // In its own namespace the VM is the first consumer, unless the disk is wanted at once.
+    clone_late(s, &s.namespace, "{cdi.kubevirt.io/storage.bind.immediate.requested: ''}").await
+}
+
+/// Clones the snapshot of each mode and checks the disks.
+async fn clone_late(s: &Story, from: &str, annotations: &str) -> Result<()> {
+    for mode in MODES {
+        let (name, source) = (format!("late-{}", mode.to_lowercase()), golden("csi", mode));
+        s.apply(&format!(
+            "{{apiVersion: cdi.kubevirt.io/v1beta1, kind: DataVolume, metadata: {{name: {name}, annotations: {annotations}}}, \
+             spec: {{source: {{snapshot: {{namespace: {from}, name: {source}}}}}, storage: {}}}}}",
+            storage("csi-late", mode, 32)
+        ))
+        .await?;
+    }
+    for mode in MODES {
+        let name = format!("late-{}", mode.to_lowercase());
+        wait_phase(s, &name, "Succeeded").await?;
+        ensure_disk(s, &name).await?;
+    }
+    Ok(())
+}
+
+#[test]
 fn vm_clones_a_data_source_of_another_namespace_when_its_account_has_the_right() {
     story("dv-right", async |s| {
         with_driver(s, async |s| {

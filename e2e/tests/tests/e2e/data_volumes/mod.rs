@@ -2,6 +2,7 @@
 //!
 //! Stories of this module use VMs, those of `import_table` and `import_faults` DataVolumes alone, with the steps below.
 
+mod cdi;
 mod clones;
 mod definitions;
 mod shapes;
