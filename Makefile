@@ -79,8 +79,8 @@ images: build ## Builds the images of all processes into build/images
 	$(IMAGES) build services
 
 .PHONY: debug-image
-debug-image: images ## Builds the launcher image with a shell and tools (see launcherPods.debug of the chart)
-	$(IMAGES) build virt-launcher-debug
+debug-image: images ## Builds the launcher images with a shell and tools (see launcherPods.debug of the chart) and for guests of arm64
+	$(IMAGES) build virt-launcher-debug virt-launcher-arm64
 
 .PHONY: guests
 guests: build ## Builds the images of all test guests into build/images

@@ -44,17 +44,19 @@ impl Image {
 }
 
 /// All images in build order.
-pub const IMAGES: [Image; 11] = [
+pub const IMAGES: [Image; 13] = [
     Image::plain("virt-api", "virt-api"),
     Image::plain("virt-controller", "virt-controller"),
     Image::plain("virt-handler", "virt-handler"),
     Image::plain("virt-launcher", "virt-launcher"),
     Image { name: "virt-launcher-debug", path: "virt-launcher", tag_suffix: "-debug" },
+    Image { name: "virt-launcher-arm64", path: "virt-launcher", tag_suffix: "-arm64" },
     Image::plain("virt-importer", "virt-importer"),
     Image::plain("toolbox", "toolbox"),
     Image::plain("guest-tiny", "guests/tiny"),
     Image::plain("guest-tiny-kernel", "guests/tiny-kernel"),
     Image::plain("guest-tiny-signed", "guests/tiny-signed"),
+    Image::plain("guest-tiny-arm64", "guests/tiny-arm64"),
     Image::plain("guest-debian", "guests/debian"),
 ];
 
@@ -80,10 +82,11 @@ pub fn archive_path(out: &Path, name: &str) -> PathBuf {
     out.join(format!("{name}.tar"))
 }
 
-/// Resolves names and the groups `services`, `guests` and `all`. No names mean all images. Variants for debugging belong to no
+/// Resolves names and the groups `services`, `guests` and `all`. No names mean all images. Variants of an image belong to no
 /// group but `all`.
 pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
     let all = IMAGES.iter().map(|image| image.name);
+    let is_variant = |name| Image::find(name).is_some_and(|image| !image.tag_suffix.is_empty());
     if names.is_empty() {
         return Ok(all.collect());
     }
@@ -94,7 +97,7 @@ pub fn resolve(names: &[String]) -> Result<Vec<&'static str>> {
             .filter(|name| match wanted.as_str() {
                 "all" => true,
                 "guests" => name.starts_with("guest-"),
-                "services" => !name.starts_with("guest-") && !name.ends_with("-debug"),
+                "services" => !name.starts_with("guest-") && !is_variant(name),
                 wanted => *name == wanted,
             })
             .collect();
@@ -118,7 +121,7 @@ mod tests {
         assert_eq!(names(&[]).unwrap().len(), IMAGES.len());
         assert_eq!(
             names(&["guest-tiny", "guests"]).unwrap(),
-            ["guest-tiny", "guest-tiny-kernel", "guest-tiny-signed", "guest-debian"]
+            ["guest-tiny", "guest-tiny-kernel", "guest-tiny-signed", "guest-tiny-arm64", "guest-debian"]
         );
         assert_eq!(names(&["toolbox", "virt-api"]).unwrap(), ["virt-api", "toolbox"]);
         assert!(names(&["virt"]).unwrap_err().to_string().contains("virt-launcher"));
@@ -127,9 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn variants_for_debugging_have_a_tag_of_their_own() {
-        let image = Image::find("virt-launcher-debug").unwrap();
-        assert_eq!((image.path, image.tag("v1").as_str()), ("virt-launcher", "v1-debug"));
+    fn variants_have_a_tag_of_their_own() {
+        for (name, tag) in [("virt-launcher-debug", "v1-debug"), ("virt-launcher-arm64", "v1-arm64")] {
+            let image = Image::find(name).unwrap();
+            assert_eq!((image.path, image.tag("v1").as_str()), ("virt-launcher", tag));
+        }
         assert_eq!(Image::find("virt-launcher").unwrap().tag("v1"), "v1");
         let references: std::collections::BTreeSet<_> =
             IMAGES.iter().map(|image| (image.path, image.tag("v1"))).collect();

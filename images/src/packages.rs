@@ -26,6 +26,8 @@ pub(crate) const SUITE: &str = "trixie";
 pub(crate) enum Variant {
     /// Unpacks packages and their dependencies without running anything.
     Extract,
+    /// The same for packages of arm64, none of whose programs can run.
+    ExtractArm64,
     /// Installs and configures a bootable system with the required packages and the listed ones.
     Installed,
 }
@@ -46,7 +48,7 @@ pub(crate) struct Request<'a> {
 pub(crate) struct Root {
     /// The root directory.
     pub path: PathBuf,
-    /// One `NAME.control` and one `NAME.list` for each package, for roots of [`Variant::Extract`].
+    /// One `NAME.control` and one `NAME.list` for each package, for roots without installed packages.
     pub packages: PathBuf,
     /// Identifies this root in the keys of entries built from it.
     pub key: String,
@@ -94,12 +96,14 @@ fn make(dir: &Path, sources: &str, request: &Request<'_>) -> Result<()> {
         .args(["--mount", "--", "mmdebstrap"])
         .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
         .env("DEBIAN_FRONTEND", "noninteractive")
-        .args(["--mode=root", "--architectures=amd64", "--components=main"])
+        .args(["--mode=root", "--components=main"])
         .arg("--aptopt=Acquire::Retries \"3\"")
         .arg(format!("--include={}", request.packages.join(",")));
+    let architecture = if request.variant == Variant::ExtractArm64 { "arm64" } else { "amd64" };
+    command.arg(format!("--architectures={architecture}"));
     match request.variant {
-        Variant::Extract => {
-            command.args(["--variant=extract", "--skip=output/dev"]);
+        Variant::Extract | Variant::ExtractArm64 => {
+            command.args(["--variant=extract", "--skip=output/dev", "--skip=check/qemu"]);
             command.arg(format!("--extract-hook={}", RECORD_PACKAGES.replace("OUT", &packages.to_string_lossy())));
         }
         Variant::Installed => {

@@ -34,8 +34,8 @@ struct Service {
     /// Files of the packages, without libraries.
     files: &'static [&'static str],
     except: &'static [&'static str],
-    /// Files of a layer over the others, in which busybox adds the commands that are still missing. Empty: no such layer.
-    tools: &'static [&'static str],
+    /// Files of a layer over the others, which makes the image a variant of another one. Empty: no such layer.
+    over: &'static [&'static str],
     /// Libraries without code, see [`placeholder`].
     placeholders: &'static [Placeholder],
     /// Size limit, which detects unexpected growth.
@@ -51,7 +51,7 @@ fn service(name: &str) -> Option<Service> {
         packages: &["base-files", "libc6", "libgcc-s1"],
         files: &["etc/os-release", "etc/debian_version"],
         except: &[],
-        tools: &[],
+        over: &[],
         placeholders: &[],
         limit: 40 * MEGABYTE,
     };
@@ -66,8 +66,14 @@ fn service(name: &str) -> Option<Service> {
         },
         "virt-launcher-debug" => Service {
             description: "Ferrovirt virtual machine launcher with libvirt, QEMU, a shell and tools",
-            tools: LAUNCHER_TOOLS,
+            over: LAUNCHER_TOOLS,
             limit: 275 * MEGABYTE,
+            ..service("virt-launcher")?
+        },
+        "virt-launcher-arm64" => Service {
+            description: "Ferrovirt virtual machine launcher with libvirt and QEMU, and with QEMU for guests of arm64",
+            over: LAUNCHER_ARM64,
+            limit: 430 * MEGABYTE,
             ..service("virt-launcher")?
         },
         "virt-launcher" => Service {
@@ -94,7 +100,9 @@ fn service(name: &str) -> Option<Service> {
                 "tzdata",
                 "tzdata-legacy",
                 "virtiofsd",
-                // For the debug variant; from one root, so that it shares the layers of the plain image.
+                // For the variants; from one root, so that they share the layers of the plain image.
+                "qemu-system-arm",
+                "qemu-efi-aarch64",
                 "bash",
                 "busybox-static",
                 "coreutils",
@@ -104,7 +112,7 @@ fn service(name: &str) -> Option<Service> {
             ],
             files: LAUNCHER_FILES,
             except: LAUNCHER_EXCEPT,
-            tools: &[],
+            over: &[],
             placeholders: LAUNCHER_PLACEHOLDERS,
             limit: 250 * MEGABYTE,
         },
@@ -123,7 +131,7 @@ fn service(name: &str) -> Option<Service> {
             packages: &["base-files", "busybox-static", "libc6", "libgcc-s1"],
             files: &["etc/os-release", "usr/bin/busybox"],
             except: &[],
-            tools: &[],
+            over: &[],
             placeholders: &[],
             limit: 10 * MEGABYTE,
         },
@@ -183,6 +191,10 @@ const LAUNCHER_FILES: &[&str] = &[
 const LAUNCHER_EXCEPT: &[&str] = &[
     "usr/share/OVMF/OVMF_CODE_4M.secboot.strictnx.fd",
     "usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd",
+    // libvirt gets the paths of the firmware of arm64, which only one image has.
+    "usr/share/qemu/firmware/40-edk2-aarch64-secure-enrolled.json",
+    "usr/share/qemu/firmware/50-edk2-aarch64-secure.json",
+    "usr/share/qemu/firmware/60-edk2-aarch64.json",
     // Copies of the same zones with and without leap seconds.
     "usr/share/zoneinfo/posix",
     "usr/share/zoneinfo/right",
@@ -215,6 +227,10 @@ const LAUNCHER_TOOLS: &[&str] = &[
     "usr/bin/ps",
     "usr/bin/top",
 ];
+
+/// QEMU and UEFI for guests of arm64, without secure boot.
+const LAUNCHER_ARM64: &[&str] =
+    &["usr/bin/qemu-system-aarch64", "usr/share/AAVMF/AAVMF_CODE.fd", "usr/share/AAVMF/AAVMF_VARS.fd"];
 
 /// libvirt links clients for remote hosts and other hypervisors (curl, SSH), and SASL, which is off for the sockets of libvirt and
 /// QEMU. Its RPC uses no Kerberos. GnuTLS uses no PKCS#11 tokens, libxml2 reads no compressed files, and GIO lists no mounts.
@@ -249,7 +265,7 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     let mut base = select::select(&root, service.files, service.except, &binaries, placeholders.clone())?;
     add_common(&mut base, service.user);
     match name {
-        "virt-launcher" | "virt-launcher-debug" => add_launcher(&mut base),
+        "virt-launcher" | "virt-launcher-debug" | "virt-launcher-arm64" => add_launcher(&mut base),
         "toolbox" => add_applets(&mut base, &root)?,
         _ => {}
     }
@@ -258,10 +274,12 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
     if !service.binaries.is_empty() {
         layers.push(layer::layer(&options.cache, &binaries)?);
     }
-    if !service.tools.is_empty() {
+    if !service.over.is_empty() {
         let mut whole = base.clone();
-        whole.extend(select::select(&root, service.tools, service.except, &Tree::default(), placeholders)?);
-        add_missing_applets(&mut whole, &root)?;
+        whole.extend(select::select(&root, service.over, service.except, &Tree::default(), placeholders)?);
+        if name == "virt-launcher-debug" {
+            add_missing_applets(&mut whole, &root)?;
+        }
         layers.push(layer::layer(&options.cache, &whole.over(&base))?);
     }
     let variables = match &options.source {
@@ -388,16 +406,22 @@ mod tests {
     }
 
     #[test]
-    fn debug_variant_is_the_plain_launcher_and_a_layer_of_tools() {
-        let (plain, debug) = (service("virt-launcher").unwrap(), service("virt-launcher-debug").unwrap());
+    fn variants_are_the_plain_launcher_and_a_layer() {
+        let [plain, debug, arm64] =
+            ["virt-launcher", "virt-launcher-debug", "virt-launcher-arm64"].map(|name| service(name).unwrap());
         // The same inputs of the shared layers.
-        assert_eq!((plain.packages, plain.files, plain.except), (debug.packages, debug.files, debug.except));
-        assert_eq!((plain.binaries, plain.entrypoint, plain.user), (debug.binaries, debug.entrypoint, debug.user));
-        assert!(plain.tools.is_empty());
+        for variant in [&debug, &arm64] {
+            assert_eq!((plain.packages, plain.files, plain.except), (variant.packages, variant.files, variant.except));
+            assert_eq!(
+                (plain.binaries, plain.entrypoint, plain.user),
+                (variant.binaries, variant.entrypoint, variant.user)
+            );
+        }
+        assert!(plain.over.is_empty() && arm64.over.iter().all(|file| !plain.files.contains(file)));
         for tool in ["bash", "cat", "grep", "ip", "ls", "ps", "stat", "tail"] {
             let path = format!("usr/bin/{tool}");
             let is_plain = plain.files.contains(&path.as_str());
-            assert!(is_plain != debug.tools.contains(&path.as_str()), "{tool}");
+            assert!(is_plain != debug.over.contains(&path.as_str()), "{tool}");
             assert_eq!(is_plain, tool == "ls", "{tool}");
         }
     }

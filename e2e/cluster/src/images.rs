@@ -18,7 +18,13 @@ use crate::{
 };
 
 /// Archives that the node in a VM does without: importing one takes up to a minute there.
-const NOT_IN_VM: [&str; 3] = ["guest-debian.tar", "guest-tiny-signed.tar", "virt-launcher-debug.tar"];
+const NOT_IN_VM: [&str; 5] = [
+    "guest-debian.tar",
+    "guest-tiny-arm64.tar",
+    "guest-tiny-signed.tar",
+    "virt-launcher-arm64.tar",
+    "virt-launcher-debug.tar",
+];
 
 /// Imports OCI or Docker archives into every running node.
 ///

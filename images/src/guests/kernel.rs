@@ -15,6 +15,7 @@ use crate::{
 
 /// A kernel in a root.
 pub(super) struct Kernel {
+    root: PathBuf,
     version: String,
     /// Path of its file.
     pub image: PathBuf,
@@ -22,8 +23,8 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Returns the newest kernel of a root.
-    pub(super) fn find(tools: &Root) -> Result<Self> {
-        let boot = tools.path.join("boot");
+    pub(super) fn find(root: &Root) -> Result<Self> {
+        let boot = root.path.join("boot");
         let mut names = Vec::new();
         for entry in fs::read_dir(&boot).at(&boot)? {
             names.push(entry.at(&boot)?.file_name().to_string_lossy().into_owned());
@@ -34,17 +35,17 @@ impl Kernel {
             .rev()
             .find_map(|name| {
                 let version = name.strip_prefix("vmlinuz-")?.to_owned();
-                Some(Self { image: boot.join(name), version })
+                Some(Self { root: root.path.clone(), image: boot.join(name), version })
             })
             .ok_or_else(|| Error::NothingSelected { pattern: "vmlinuz-*".to_owned(), root: boot })
     }
 }
 
-/// Returns modules and their dependencies, uncompressed, with the index files of modprobe. Modules that keep their signature
-/// are larger and load more slowly; a kernel that was started by secure boot loads no other.
-pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: bool, work: &Path) -> Result<Tree> {
+/// Returns modules and their dependencies, uncompressed, with the index files of modprobe. Whole modules, which keep their
+/// signature, are larger and load more slowly; a kernel that was started by secure boot loads no other.
+pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], whole: bool, work: &Path) -> Result<Tree> {
     let all = work.join("all-modules");
-    depmod(tools, &tools.path, &all, &kernel.version)?;
+    depmod(tools, &kernel.root, &all, &kernel.version)?;
     let index = format!("lib/modules/{}", kernel.version);
     let dep_path = all.join(&index).join("modules.dep");
     let dep = fs::read_to_string(&dep_path).at(&dep_path)?;
@@ -54,7 +55,7 @@ pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: boo
         match line {
             Some(line) => chosen.extend(line.replace(':', "").split_whitespace().map(str::to_owned)),
             // Built into the kernel.
-            None if is_builtin(&tools.path.join(&index), name)? => {}
+            None if is_builtin(&kernel.root.join(&index), name)? => {}
             None => return Err(Error::NothingSelected { pattern: format!("module {name}"), root: all }),
         }
     }
@@ -64,7 +65,7 @@ pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: boo
     let small = work.join("modules");
     let mut tree = Tree::default();
     for module in &chosen {
-        let from = tools.path.join(&index).join(module);
+        let from = kernel.root.join(&index).join(module);
         let path = format!("{index}/{}", module.trim_end_matches(".xz"));
         let mut command = Command::new(tools.path.join("usr/bin/busybox"));
         let content = if module.ends_with(".xz") {
@@ -72,7 +73,7 @@ pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: boo
         } else {
             fs::read(&from).at(&from)?
         };
-        let content = if signed { content } else { slim(tools, work, &content)? };
+        let content = if whole { content } else { slim(tools, work, &content)? };
         let to = small.join(&path);
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).at(parent)?;
@@ -81,7 +82,7 @@ pub(super) fn modules(tools: &Root, kernel: &Kernel, names: &[&str], signed: boo
         tree.file(&format!("usr/{path}"), 0o644, content);
     }
     for file in ["modules.order", "modules.builtin"] {
-        let (from, to) = (tools.path.join(&index).join(file), small.join(&index).join(file));
+        let (from, to) = (kernel.root.join(&index).join(file), small.join(&index).join(file));
         fs::copy(&from, &to).at(&to)?;
     }
     depmod(tools, &small, &small, &kernel.version)?;

@@ -65,17 +65,25 @@ pub(crate) fn build(name: &str, reference: &str, archive: &Path, options: &Optio
             "Small guest for secure boot, as container disk"
         }
         "guest-tiny-kernel" => {
-            let guest = tiny::build(cache, &tools)?;
-            tree.dir("boot", 0o555, QEMU_USER);
-            for name in ["vmlinuz", "initrd"] {
-                tree.copy(&format!("boot/{name}"), 0o444, QEMU_USER, guest.join(name));
-            }
+            kernel_boot(&mut tree, &tiny::build(cache, &tools)?);
             "Small guest (Linux and busybox), as kernel and initial RAM file system"
+        }
+        "guest-tiny-arm64" => {
+            kernel_boot(&mut tree, &tiny::build_arm64(cache, &tools)?);
+            "Small guest of arm64, as kernel and initial RAM file system"
         }
         _ => return Err(Error::UnknownImage { name: name.to_owned(), known: "see images list".to_owned() }),
     };
     let layers = [layer::layer(cache, &tree)?];
     oci::write(archive, reference, &oci::Run { description, ..Default::default() }, &layers)
+}
+
+/// Adds kernel and initial RAM file system of the guest in a directory.
+fn kernel_boot(tree: &mut Tree, guest: &Path) {
+    tree.dir("boot", 0o555, QEMU_USER);
+    for name in ["vmlinuz", "initrd"] {
+        tree.copy(&format!("boot/{name}"), 0o444, QEMU_USER, guest.join(name));
+    }
 }
 
 /// Adds the disk of the guest in a directory.

@@ -17,7 +17,7 @@ use crate::{
     EPOCH,
     cache::Cache,
     error::{At, Result},
-    packages::Root,
+    packages::{self, Request, Root, Variant},
     tools,
     tree::Tree,
 };
@@ -45,6 +45,15 @@ const MODULES: &[&str] = &[
     "i6300esb",
     "qemu_fw_cfg",
 ];
+
+/// Drivers that a kernel of arm64 does not have.
+const NOT_ARM64: [&str; 1] = ["i6300esb"];
+
+/// Packages of the guest of arm64.
+const ARM64_PACKAGES: [&str; 3] = ["base-files", "linux-image-cloud-arm64", "busybox-static"];
+
+/// Serial consoles of amd64 and arm64.
+const CONSOLES: [&str; 2] = ["ttyS0", "ttyAMA0"];
 
 /// Driver of the variables of UEFI, in the guest for secure boot.
 const EFI_MODULE: &str = "efivarfs";
@@ -93,6 +102,27 @@ pub(super) fn build_signed(cache: &Cache, tools: &Root) -> Result<PathBuf> {
     build_variant(cache, tools, true)
 }
 
+/// Returns the directory with `vmlinuz` and `initrd` for arm64, for kernel boot.
+pub(super) fn build_arm64(cache: &Cache, tools: &Root) -> Result<PathBuf> {
+    let request = Request { variant: Variant::ExtractArm64, packages: &ARM64_PACKAGES, hooks: &[] };
+    let packages = packages::root(cache, &request)?;
+    cache.entry("guests", &format!("tiny-arm64-{}", key(tools, FILES).with(&packages.key).finish()), |dir| {
+        eprintln!("images: building the guest tiny-arm64 ...");
+        let (work, vmlinuz, initrd) = (dir.join("work"), dir.join("vmlinuz"), dir.join("initrd"));
+        fs::create_dir_all(&work).at(&work)?;
+        let kernel = Kernel::find(&packages)?;
+        fs::copy(&kernel.image, &vmlinuz).at(&vmlinuz)?;
+        let mut tree = base_tree(tools, &packages)?;
+        let [usual, console] = CONSOLES;
+        tree.file("etc/inittab", 0o644, guest_file!("tiny/inittab").replace(usual, console));
+        let names: Vec<&str> = MODULES.iter().copied().filter(|name| !NOT_ARM64.contains(name)).collect();
+        // The programs that make modules smaller are those of amd64.
+        tree.extend(modules(tools, &kernel, &names, true, &work)?);
+        fs::write(&initrd, newc::pack(&tree)?).at(&initrd)?;
+        fs::remove_dir_all(&work).at(&work)
+    })
+}
+
 fn build_variant(cache: &Cache, tools: &Root, signed: bool) -> Result<PathBuf> {
     let name = if signed { "tiny-signed" } else { "tiny" };
     cache.entry("guests", &format!("{name}-{}", key(tools, FILES).with(SAVING_ARGUMENTS).finish()), |dir| {
@@ -131,12 +161,20 @@ fn saving_arguments(signed: bool) -> String {
 
 /// Returns the content of the initial RAM file system.
 fn initrd_tree(tools: &Root, kernel: &Kernel, signed: bool, work: &Path) -> Result<Tree> {
+    let mut tree = base_tree(tools, tools)?;
+    let names: Vec<&str> = MODULES.iter().copied().chain(signed.then_some(EFI_MODULE)).collect();
+    tree.extend(modules(tools, kernel, &names, signed, work)?);
+    Ok(tree)
+}
+
+/// Returns the content without modules, with the busybox of `packages`.
+fn base_tree(tools: &Root, packages: &Root) -> Result<Tree> {
     let mut tree = Tree::default();
     for dir in ["dev", "proc", "sys", "run", "root", "mnt", "var"] {
         tree.dir(dir, 0o755, 0);
     }
     tree.dir("tmp", 0o1777, 0);
-    tree.copy("usr/bin/busybox", 0o755, 0, tools.path.join("usr/bin/busybox"));
+    tree.copy("usr/bin/busybox", 0o755, 0, packages.path.join("usr/bin/busybox"));
     for applet in tools::applets(tools)? {
         if applet != "busybox" {
             tree.link(&format!("usr/bin/{applet}"), "busybox");
@@ -150,8 +188,6 @@ fn initrd_tree(tools: &Root, kernel: &Kernel, signed: bool, work: &Path) -> Resu
     for (path, mode, content) in FILES {
         tree.file(path, *mode, *content);
     }
-    let names: Vec<&str> = MODULES.iter().copied().chain(signed.then_some(EFI_MODULE)).collect();
-    tree.extend(modules(tools, kernel, &names, signed, work)?);
     Ok(tree)
 }
 

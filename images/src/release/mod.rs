@@ -39,8 +39,15 @@ use crate::{
 };
 
 /// Archives of a release.
-const RELEASED: [&str; 6] =
-    ["virt-api", "virt-controller", "virt-handler", "virt-launcher", "virt-launcher-debug", "virt-importer"];
+const RELEASED: [&str; 7] = [
+    "virt-api",
+    "virt-controller",
+    "virt-handler",
+    "virt-launcher",
+    "virt-launcher-debug",
+    "virt-launcher-arm64",
+    "virt-importer",
+];
 
 /// The chart in the working tree.
 const CHART: &str = "charts/ferrovirt";
