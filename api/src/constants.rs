@@ -387,6 +387,8 @@ pub mod condition {
     pub const AGENT_VERSION_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
     /// Access credentials are applied in the guest.
     pub const ACCESS_CREDENTIALS_SYNCHRONIZED: &str = "AccessCredentialsSynchronized";
+    /// QEMU emulates the architecture of the guest.
+    pub const SOFTWARE_EMULATION: &str = "SoftwareEmulation";
     /// The VMI can be migrated.
     pub const LIVE_MIGRATABLE: &str = "LiveMigratable";
     /// The VMI can be migrated with its storage.
@@ -479,6 +481,8 @@ pub mod reason {
     pub const PAUSED_IO_ERROR: &str = "PausedIOError";
     /// Paused by the migration monitor.
     pub const PAUSED_BY_MIGRATION_MONITOR: &str = "PausedByMigrationMonitor";
+    /// SoftwareEmulation: the node has another architecture.
+    pub const CROSS_ARCHITECTURE_EMULATION: &str = "CrossArchitectureEmulation";
     /// PodScheduled: no node fits.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
     /// Synchronized: the image cannot be pulled.

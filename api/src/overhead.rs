@@ -54,7 +54,7 @@ pub fn bytes(spec: &VirtualMachineInstanceSpec, ratio: Option<f64>, guaranteed: 
     if devices.autoattach_graphics_device.unwrap_or(true) {
         sum += VIDEO;
     }
-    if spec.architecture.as_deref() == Some("arm64") {
+    if spec.is_arm64() {
         sum += ARM64_FLASH;
     }
     let sriov = devices.interfaces.iter().any(|interface| interface.sriov.is_some());

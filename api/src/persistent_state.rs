@@ -33,6 +33,8 @@ pub const SWTPM: &str = "swtpm";
 pub const LOCAL_CA: &str = "swtpm-localca";
 /// Directory in the claim with UEFI variables.
 pub const NVRAM: &str = "nvram";
+/// Size of the UEFI variables of arm64, a whole flash. Those of amd64 take less than 1 MiB.
+pub const ARM64_VARIABLES: i64 = 64 << 20;
 /// Directory in the claim with [`MIGRATED`].
 pub const META: &str = "meta";
 /// File in [`META`] that the source of a migration to another claim writes and syncs once the guest runs from the other claim, before

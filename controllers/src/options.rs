@@ -21,6 +21,9 @@ pub struct Options {
     /// Image of the launcher.
     #[arg(long, env = "LAUNCHER_IMAGE")]
     pub launcher_image: String,
+    /// Image of the launcher of guests of arm64. Without it there are none.
+    #[arg(long, env = "LAUNCHER_IMAGE_ARM64", default_value = "")]
+    pub launcher_image_arm64: String,
     /// Image with which tools inspect disks; by default they use `libguestfs-tools` beside the launcher image.
     #[arg(long, env = "GUESTFS_IMAGE", default_value = "")]
     pub guestfs_image: String,

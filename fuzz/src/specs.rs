@@ -34,7 +34,7 @@ pub fn check(input: &[u8]) -> bool {
     check_messages(&rules::validate_spec("spec", &spec, &config));
     check_messages(&rules::discontinued(&spec, "spec", &config));
     let mut errors = FieldErrors::new();
-    unsupported::spec("spec", &spec, &mut errors);
+    unsupported::spec("spec", &spec, &config, &mut errors);
     check_messages(&errors);
 
     let complete = |spec: &mut VirtualMachineInstanceSpec| {

@@ -156,7 +156,7 @@ fn errors_of_vms(
     let root = format!("{ROOT}.template.spec");
     let mut errors = rules::devices::validate_permitted(&root, vmi, config);
     errors.extend(rules::data_volumes::validate_namespaces(ROOT, vm, namespace));
-    unsupported::spec(&root, vmi, &mut errors);
+    unsupported::spec(&root, vmi, config, &mut errors);
     errors.extend(unsupported::vm(ROOT, vm));
     rules::metadata::validate_supported(&format!("{ROOT}.template.metadata"), &vm.template.metadata, &mut errors);
     errors

@@ -64,7 +64,7 @@ pub fn field_errors(
     }
     errors.or_else(|errors| {
         let mut missing = FieldErrors::new();
-        unsupported::spec(root, spec, &mut missing);
+        unsupported::spec(root, spec, config, &mut missing);
         rules::metadata::validate_supported("spec.template.metadata", metadata, &mut missing);
         if !missing.is_empty() && old.is_none_or(|old| changes_template_or_grows(set, old)) {
             errors.extend(missing);

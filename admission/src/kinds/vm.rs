@@ -198,7 +198,7 @@ pub fn field_errors(
     }
     Ok(errors.or_else(|errors| {
         let mut missing = FieldErrors::new();
-        unsupported::spec("spec.template.spec", &spec, &mut missing);
+        unsupported::spec("spec.template.spec", &spec, config, &mut missing);
         missing.extend(unsupported::vm("spec", &vm.spec));
         rules::metadata::validate_supported("spec.template.metadata", &template.metadata, &mut missing);
         // Comparing specs is expensive, so it comes last.

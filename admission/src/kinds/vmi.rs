@@ -174,7 +174,7 @@ pub fn create_errors(vmi: &VirtualMachineInstance, config: &ClusterConfig, is_co
     errors.extend(rules::hyperv::validate(&vmi.spec));
     errors.extend(rules::architecture::validate(&vmi.spec));
     errors.or_else(|errors| {
-        unsupported::spec("spec", &vmi.spec, errors);
+        unsupported::spec("spec", &vmi.spec, config, errors);
         rules::metadata::validate_supported("metadata", &vmi.metadata, errors);
     })
 }

@@ -36,6 +36,7 @@ mod tests {
     #[test]
     fn every_field_that_a_rule_asks_for_is_refused_without_its_gate() {
         for (path, gate) in [
+            ("architecture", FeatureGate::CrossArchitectureVirtualization),
             ("domain.devices.autoattachVSOCK", FeatureGate::Vsock),
             ("domain.devices.disks[].cdrom.bus", FeatureGate::DeclarativeHotplugVolumes),
             ("domain.devices.downwardMetrics", FeatureGate::DownwardMetrics),

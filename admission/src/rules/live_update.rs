@@ -17,7 +17,7 @@ const VCPUS_MAX: u32 = 512;
 /// Sets the sizes to which a new VMI can grow, unless it names its own.
 pub(crate) fn set_maximums(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) {
     let is_on = config.vm_rollout_strategy == RolloutStrategy::LiveUpdate;
-    if !is_on || spec.architecture.as_deref() == Some("arm64") {
+    if !is_on || spec.is_arm64() {
         return;
     }
     let limits = &config.live_update;

@@ -7,6 +7,14 @@ const fn of(gate: FeatureGate, message: &'static str) -> Gated {
     Gated { gate, uses: "", message }
 }
 
+/// The reference makes a pod without the gate, which no node of amd64 takes.
+pub(super) const ARCHITECTURE: &[Gated] = &[Gated {
+    uses: "`arm64`",
+    ..of(
+        FeatureGate::CrossArchitectureVirtualization,
+        "{field} is not supported yet: arm64 on nodes of amd64 without feature gate CrossArchitectureVirtualization",
+    )
+}];
 pub(super) const CONTAINER_PATH: &[Gated] =
     &[of(FeatureGate::ContainerPathVolumes, "ContainerPathVolumes feature gate is not enabled")];
 pub(super) const EMPTY_CDROM: &[Gated] = &[Gated {

@@ -84,7 +84,11 @@ pub const FIELDS: &[Field] = &[
     launcher("accessCredentials[].userPassword.propagationMethod.qemuGuestAgent"),
     launcher("accessCredentials[].userPassword.source.secret.secretName"),
     pod("affinity.*").changes(PLACEMENT),
-    pod("architecture").except("CPU architectures other than amd64", |value, _| is_set(value) && value != "amd64"),
+    pod("architecture")
+        .except("CPU architectures other than amd64 and arm64", |value, _| {
+            is_set(value) && value != "amd64" && value != "arm64"
+        })
+        .gated(gated::ARCHITECTURE),
     pod("dnsConfig.*"),
     pod("dnsPolicy"),
     domain("domain.chassis.asset"),

@@ -6,7 +6,7 @@ use super::{
     cpu::Cpu,
     features::FeatureState,
     network::{Interface, MultusNetwork, Network},
-    spec::VirtualMachineInstance,
+    spec::{VirtualMachineInstance, VirtualMachineInstanceSpec},
     status::VirtualMachineInstanceStatus,
 };
 use crate::{Condition, VmiPhase, constants::condition::LIVE_MIGRATABLE};
@@ -67,6 +67,13 @@ impl MultusNetwork {
     /// Returns namespace and name of the NetworkAttachmentDefinition for a VMI in `namespace`.
     pub fn definition<'a>(&'a self, namespace: &'a str) -> (&'a str, &'a str) {
         self.network_name.split_once('/').unwrap_or((namespace, &self.network_name))
+    }
+}
+
+impl VirtualMachineInstanceSpec {
+    /// Returns true for a guest of arm64, which QEMU emulates: nodes and images are of amd64.
+    pub fn is_arm64(&self) -> bool {
+        self.architecture.as_deref() == Some("arm64")
     }
 }
 

@@ -37,6 +37,15 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The image of launcher pods of guests of arm64. */}}
+{{- define "ferrovirt.launcherImageArm64" -}}
+{{- with index (.Values.image.overrides | default dict) "virt-launcher-arm64" -}}
+{{ . }}
+{{- else -}}
+{{ include "ferrovirt.ownImage" (list . "virt-launcher" "-arm64") }}
+{{- end -}}
+{{- end -}}
+
 {{/* The use of the importer. In YAML, on and off without quotes are true and false. An upgrade can lack the value. */}}
 {{- define "ferrovirt.importer" -}}
 {{- $value := toString (ternary "auto" .Values.importer (kindIs "invalid" .Values.importer)) -}}

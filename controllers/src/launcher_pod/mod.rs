@@ -4,6 +4,7 @@
 //! resources and scheduling fields of a pod, so that quota, pod security and the scheduler treat it as any pod.
 
 mod container;
+mod images;
 mod metadata;
 mod networks;
 mod requirements;
@@ -30,6 +31,7 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile,
 };
 
+pub(crate) use self::images::LauncherImages;
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
@@ -56,6 +58,9 @@ pub(crate) enum RenderError {
     /// The claim for the state of the VMI does not exist (yet).
     #[error("can't generate manifest without backend-storage PVC, waiting for the PVC to be created")]
     NoStateClaim,
+    /// The installation has no image with QEMU for the architecture.
+    #[error("guests of {0} need the option --launcher-image-{0} of virt-controller, which the chart sets")]
+    NoImage(String),
     /// A feature gate is off, which admission does not check.
     #[error("{0}")]
     ContainerPathsDisabled(&'static str),
@@ -125,6 +130,9 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let spec = &instance.spec;
     refuse_unsupported(instance)?;
     require_container_paths(inputs)?;
+    if inputs.launcher_image.is_empty() {
+        return Err(RenderError::NoImage(spec.architecture.clone().unwrap_or_default()));
+    }
     let resources = resources::resources(inputs)?;
     let mounts = volumes::volumes(inputs)?;
     // An empty name is none.
@@ -201,6 +209,11 @@ fn seccomp_profile(inputs: &Inputs<'_>) -> Option<SeccompProfile> {
     let of_numa = || inputs.instance.spec.domain.maps_numa().then(|| NUMA_SECCOMP_PROFILE.to_owned());
     let profile = inputs.config.seccomp_localhost_profile.clone().or_else(of_numa)?;
     Some(SeccompProfile { type_: "Localhost".to_owned(), localhost_profile: Some(profile) })
+}
+
+/// Returns true if QEMU emulates the processor of a VMI: by configuration, or since nodes and images are of amd64.
+fn is_emulated(instance: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+    config.use_emulation || instance.spec.is_arm64()
 }
 
 fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderError> {

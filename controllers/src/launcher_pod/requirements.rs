@@ -8,7 +8,7 @@ use super::scheduling::node_selector;
 const MOST: usize = 8;
 
 /// Labels with a part that names what is required.
-const PREFIXES: [(&str, &str, &str); 7] = [
+const PREFIXES: [(&str, &str, &str); 8] = [
     (label::MACHINE_TYPE_PREFIX, "the machine type ", ""),
     (label::CPU_MODEL_PREFIX, "the CPU model ", ""),
     (label::CPU_MODEL_MIGRATION_PREFIX, "the CPU model ", ""),
@@ -16,6 +16,7 @@ const PREFIXES: [(&str, &str, &str); 7] = [
     (label::CPU_VENDOR_PREFIX, "a CPU by ", ""),
     (label::HYPERV_PREFIX, "the Hyper-V feature ", ""),
     (label::TSC_FREQUENCY_PREFIX, "a time stamp counter of ", " Hz"),
+    (label::VM_ARCH_PREFIX, "guests of ", " (feature gate CrossArchitectureVirtualization)"),
 ];
 /// Other labels.
 const KEYS: [(&str, &str); 6] = [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::{constants::device, dedicated, overhead, quantity};
+use api::{constants::device, dedicated, overhead, persistent_state, quantity};
 use k8s_openapi::{
     api::core::v1::{ResourceClaim, ResourceRequirements},
     apimachinery::pkg::api::resource::Quantity,
@@ -48,9 +48,10 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
         overhead::bytes(spec, inputs.config.overhead_ratio, is_guaranteed(&domain.resources.requests, &limits));
 
     let storage = bytes_of(&requests, "ephemeral-storage", "requests.ephemeral-storage")?.unwrap_or(0);
-    requests.insert("ephemeral-storage".to_owned(), decimal(storage.saturating_add(EPHEMERAL_STORAGE)));
+    let own = EPHEMERAL_STORAGE + if spec.is_arm64() { persistent_state::ARM64_VARIABLES } else { 0 };
+    requests.insert("ephemeral-storage".to_owned(), decimal(storage.saturating_add(own)));
     if let Some(limit) = bytes_of(&limits, "ephemeral-storage", "limits.ephemeral-storage")? {
-        limits.insert("ephemeral-storage".to_owned(), decimal(limit.saturating_add(EPHEMERAL_STORAGE)));
+        limits.insert("ephemeral-storage".to_owned(), decimal(limit.saturating_add(own)));
     }
 
     cpu(inputs, &mut requests, &mut limits)?;
@@ -168,7 +169,7 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
     if !devices.interfaces.is_empty() || devices.autoattach_pod_interface != Some(false) {
         limits.insert(device::TUN.to_owned(), one());
     }
-    if !inputs.config.use_emulation {
+    if !super::is_emulated(inputs.instance, inputs.config) {
         limits.insert(device::KVM.to_owned(), one());
         let virtio =
             |model: &Option<String>| model.as_deref().is_none_or(|model| model.is_empty() || model == "virtio");

@@ -21,14 +21,22 @@ use k8s_openapi::api::core::v1::{
 
 use super::Inputs;
 
+/// Label of Kubernetes with the architecture of a node.
+const ARCHITECTURE: &str = "kubernetes.io/arch";
+
 pub(super) fn node_selector(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> BTreeMap<String, String> {
     let spec = &vmi.spec;
     let mut selector = BTreeMap::new();
     if let Some(architecture) = spec.architecture.as_ref().filter(|name| !name.is_empty()) {
-        selector.insert("kubernetes.io/arch".to_owned(), architecture.to_lowercase());
+        selector.insert(ARCHITECTURE.to_owned(), architecture.to_lowercase());
     }
     selector.extend(config.node_selectors.clone());
     selector.extend(spec.node_selector.clone());
+    if spec.is_arm64() {
+        // The image is of amd64, also if the user names the node's architecture.
+        selector.insert(ARCHITECTURE.to_owned(), "amd64".to_owned());
+        selector.insert(format!("{}arm64", label::VM_ARCH_PREFIX), "true".to_owned());
+    }
     let mut require = |key: String| selector.insert(key, "true".to_owned());
     if let Some(cpu) = &spec.domain.cpu {
         if cpu.dedicated_cpu_placement {
@@ -38,7 +46,7 @@ pub(super) fn node_selector(vmi: &VirtualMachineInstance, config: &ClusterConfig
             require(label::REALTIME.to_owned());
         }
         // Under emulation QEMU offers every model that it knows, and features do not depend on the node.
-        let emulates = config.use_emulation;
+        let emulates = super::is_emulated(vmi, config);
         if let Some(model) = named_model(cpu) {
             let prefix = if emulates { label::CPU_MODEL_MIGRATION_PREFIX } else { label::CPU_MODEL_PREFIX };
             require(format!("{prefix}{model}"));
@@ -64,7 +72,8 @@ pub(super) fn node_selector(vmi: &VirtualMachineInstance, config: &ClusterConfig
     if let Some(frequency) = api::tsc::frequency(vmi) {
         require(format!("{}{frequency}", label::TSC_FREQUENCY_PREFIX));
     }
-    if let Some(board) = board(vmi) {
+    // The labels are of the plain launcher image.
+    if let Some(board) = board(vmi).filter(|_| !spec.is_arm64()) {
         require(format!("{}{board}", label::MACHINE_TYPE_PREFIX));
     }
     if let Some(security) = &spec.domain.launch_security {

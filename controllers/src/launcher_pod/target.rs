@@ -113,7 +113,7 @@ fn node_selector(
     let mut selector = target.migration.spec.added_node_selector.clone();
     selector.extend(of_vmi);
     // An emulated CPU does not depend on the node.
-    if inputs.config.use_emulation {
+    if super::is_emulated(inputs.instance, inputs.config) {
         return Ok(selector);
     }
     let model = inputs.instance.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     cache::Key,
-    launcher_pod::{is_target_of, required_labels},
+    launcher_pod::{LauncherImages, is_target_of, required_labels},
     persistent_state::{self, pod_name},
     resources::{
         Caches, Resource,
@@ -43,7 +43,7 @@ const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Migrations {
     config: ConfigHandle,
     metrics: Metrics,
-    launcher_image: Arc<str>,
+    launcher_images: LauncherImages,
     gate: Arc<Gate>,
     view: View,
     /// Wakes migrations whose turn it is.
@@ -58,7 +58,7 @@ impl Migrations {
         Self {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
-            launcher_image: setup.options.launcher_image.as_str().into(),
+            launcher_images: LauncherImages::new(&setup.options),
             gate: Arc::default(),
             view: View::of(&setup.caches),
             wake: OnceLock::new(),
@@ -232,7 +232,7 @@ impl Controller for Migrations {
             limits: namespace_limits(caches, &config, &key.namespace),
             definitions: spec.and_then(|vmi| definitions(caches, &config, vmi)),
             pods,
-            launcher_image: self.launcher_image.clone(),
+            launcher_images: self.launcher_images.clone(),
             config,
             failure: attempt.failure.cloned(),
             now: attempt.now,

@@ -39,7 +39,7 @@ pub(crate) use self::controller::Migrations;
 use self::gate::Full;
 pub(crate) use self::object::{Origin, migration_of};
 use crate::{
-    launcher_pod::{NamespaceLimits, is_target_of},
+    launcher_pod::{LauncherImages, NamespaceLimits, is_target_of},
     persistent_state::State,
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, nodes::CachedNode,
@@ -98,8 +98,8 @@ pub(crate) struct Observed {
     pub definitions: Option<BTreeMap<String, Arc<CachedNetwork>>>,
     /// Configuration in force.
     pub config: Arc<ClusterConfig>,
-    /// Launcher image of this installation.
-    pub launcher_image: Arc<str>,
+    /// Launcher images of this installation.
+    pub launcher_images: LauncherImages,
     /// The last write for the migration that was refused.
     pub failure: Option<Failure>,
     /// The current time.

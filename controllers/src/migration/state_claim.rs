@@ -264,7 +264,7 @@ fn recover(observed: &Observed, decision: &mut Decision) -> Result<(), serde_jso
             return Ok(());
         };
         let name = source.metadata.name.as_deref().unwrap_or_default();
-        let image = (&*observed.launcher_image, observed.config.image_pull_policy.as_str());
+        let image = (observed.launcher_images.plain(), observed.config.image_pull_policy.as_str());
         let pod = render_recovery(&observed.migration, name, observed.tolerations.clone(), image);
         let failed = "Error creating the pod that reads which PVC has the state of the VMI: {error}";
         let event = Event::warning(observed.regarding(), event::FAILED_CREATE, failed);

@@ -91,7 +91,7 @@ fn inputs<'a>(observed: &'a Observed, vmi: &'a VirtualMachineInstance) -> Inputs
     Inputs {
         instance: vmi,
         config: &observed.config,
-        launcher_image: &observed.launcher_image,
+        launcher_image: observed.launcher_images.of(&vmi.spec),
         claims: &observed.claims,
         limits: observed.limits,
         definitions: observed.definitions.as_ref(),
@@ -160,7 +160,7 @@ fn create_attachment(
         launcher: target,
         node: target.node_name.as_deref().unwrap_or_default(),
         config: &observed.config,
-        image: &observed.launcher_image,
+        image: observed.launcher_images.plain(),
         volumes: &volumes,
     });
     let regarding = || Kind::Instance.reference(&vmi.metadata);

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use api::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, names, owner,
-    persistent_state::{LABEL, MIGRATION_LABEL, PREFIX},
+    persistent_state::{self, LABEL, MIGRATION_LABEL, PREFIX},
+    quantity,
 };
 use k8s_openapi::{
     api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
@@ -23,7 +24,7 @@ use crate::{
 /// Access mode of claims that one node can mount.
 pub(super) const SINGLE: &str = "ReadWriteOnce";
 /// Size of a claim. State of a TPM and UEFI variables take less than 1 MiB.
-const SIZE: &str = "10Mi";
+const SIZE: i64 = 10 << 20;
 /// Label by which CDI raises the size to the least one of the storage class.
 const APPLY_PROFILE: (&str, &str) = ("cdi.kubevirt.io/applyStorageProfile", "true");
 
@@ -51,7 +52,7 @@ impl Owner {
     /// Renders the claim for a VMI.
     pub(crate) fn claim_of_vmi(self, vmi: &VirtualMachineInstance, choice: &Choice) -> PersistentVolumeClaim {
         let label = label_of(vmi.metadata.name.as_deref().unwrap_or_default());
-        render(name_for_vmi(vmi), (LABEL, label), self.0, choice)
+        render(name_for_vmi(vmi), (LABEL, label), size_for(vmi), self.0, choice)
     }
 
     /// Renders the claim for the target of a migration. It gets the label of the VMI when the guest runs there.
@@ -61,7 +62,8 @@ impl Owner {
         migration: &VirtualMachineInstanceMigration,
         choice: &Choice,
     ) -> PersistentVolumeClaim {
-        render(name_for_migration(vmi, migration), (MIGRATION_LABEL, migration_label(migration)), self.0, choice)
+        let label = migration_label(migration);
+        render(name_for_migration(vmi, migration), (MIGRATION_LABEL, label), size_for(vmi), self.0, choice)
     }
 }
 
@@ -99,7 +101,19 @@ fn named(vmi: &VirtualMachineInstance, uid: &str) -> String {
     names::object_name(&format!("{PREFIX}{name}"), &format!("-{}", names::hash(uid)))
 }
 
-fn render(name: String, label: (&str, String), owner: OwnerReference, choice: &Choice) -> PersistentVolumeClaim {
+/// Returns the size of a claim for a VMI.
+fn size_for(vmi: &VirtualMachineInstance) -> Quantity {
+    let has_flash = vmi.spec.is_arm64() && persistent_state::keeps_variables(&vmi.spec);
+    quantity::bytes(SIZE + if has_flash { persistent_state::ARM64_VARIABLES } else { 0 })
+}
+
+fn render(
+    name: String,
+    label: (&str, String),
+    size: Quantity,
+    owner: OwnerReference,
+    choice: &Choice,
+) -> PersistentVolumeClaim {
     let labels = [label, (APPLY_PROFILE.0, APPLY_PROFILE.1.to_owned())];
     PersistentVolumeClaim {
         metadata: ObjectMeta {
@@ -111,7 +125,7 @@ fn render(name: String, label: (&str, String), owner: OwnerReference, choice: &C
         spec: Some(PersistentVolumeClaimSpec {
             access_modes: Some(vec![if choice.shared { SHARED } else { SINGLE }.to_owned()]),
             resources: Some(VolumeResourceRequirements {
-                requests: Some(BTreeMap::from([("storage".to_owned(), Quantity(SIZE.to_owned()))])),
+                requests: Some(BTreeMap::from([("storage".to_owned(), size)])),
                 limits: None,
             }),
             storage_class_name: choice.class.metadata.name.clone(),

@@ -115,6 +115,11 @@ fn claim_is_a_file_system_of_the_vm_with_its_label() {
     assert_eq!(of_vmi["metadata"]["ownerReferences"][0]["uid"], "vmi");
     assert_eq!(of_vmi["spec"]["accessModes"], json!(["ReadWriteMany"]));
     assert_ne!(of_vmi["metadata"]["name"], of_vm["metadata"]["name"]);
+    let mut arm64 = vmi(true);
+    arm64.spec.architecture = Some("arm64".to_owned());
+    arm64.spec.domain.firmware = object(json!({"bootloader": {"efi": {"persistent": true}}}));
+    let of_arm64 = serde_json::to_value(Owner::of(&arm64).claim_of_vmi(&arm64, &choice(false))).unwrap();
+    assert_eq!(of_arm64["spec"]["resources"]["requests"]["storage"], "74Mi", "its variables have the size of a flash");
 
     let (vmi, migration) = (vmi(true), migration(&json!({})));
     let moved = serde_json::to_value(Owner::of(&vmi).claim_of_migration(&vmi, &migration, &choice(false))).unwrap();

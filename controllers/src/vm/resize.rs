@@ -117,7 +117,7 @@ fn cpu(config: &ClusterConfig, template: &Size, vmi: &VirtualMachineInstance) ->
     if wanted < plugged.unwrap_or(present) {
         return restart("Reduction of CPU socket count requires a restart");
     }
-    if vmi.spec.architecture.as_deref() == Some("arm64") {
+    if vmi.spec.is_arm64() {
         return restart("ARM doesn't support CPU hotplug");
     }
     let part = |value: Option<u32>| i64::from(value.unwrap_or(1).max(1));

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     cache::Key,
     data_volumes::{self, DataVolumes},
-    launcher_pod::{NamespaceLimits, required_labels},
+    launcher_pod::{LauncherImages, NamespaceLimits, required_labels},
     persistent_state,
     resources::{
         Caches, Resource,
@@ -47,7 +47,7 @@ const MEMORY_LIMIT_RATIO: &str = "alpha.kubevirt.io/auto-memory-limits-ratio";
 pub(crate) struct Vmis {
     config: ConfigHandle,
     metrics: Metrics,
-    launcher_image: Arc<str>,
+    launcher_images: LauncherImages,
 }
 
 impl Vmis {
@@ -56,7 +56,7 @@ impl Vmis {
         Self {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
-            launcher_image: setup.options.launcher_image.as_str().into(),
+            launcher_images: LauncherImages::new(&setup.options),
         }
     }
 }
@@ -194,7 +194,7 @@ impl Controller for Vmis {
             frequency: needs_tsc_frequency(&vmi).then(|| tsc::frequency(caches, &config)).flatten(),
             cid: (is_unstarted(&vmi) && vsock::is_attached(&vmi)).then(|| cid(caches, &vmi)).flatten(),
             definitions: definitions(caches, &config, &vmi),
-            launcher_image: self.launcher_image.clone(),
+            launcher_images: self.launcher_images.clone(),
             config,
             failure: attempt.failure.cloned(),
             now: attempt.now,

@@ -307,7 +307,7 @@ pub(super) fn create_pods(
             launcher,
             node,
             config: &observed.config,
-            image: &observed.launcher_image,
+            image: observed.launcher_images.plain(),
             volumes: &[Attached { name: volume.name, read_only: volume.read_only, claim }],
         });
         let (done, failed) = if triggers {

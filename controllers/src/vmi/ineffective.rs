@@ -121,7 +121,7 @@ pub(super) fn update(observed: &Observed, pod: Option<&CachedPod>, wanted: &mut 
     let runs = *wanted.phase() == VmiPhase::Running && !wanted.is_deleting();
     let pod = pod.filter(|pod| runs && !pod.is_going_down());
     let found = pod.and_then(|pod| {
-        let causes = ineffective(wanted, pod, &observed.launcher_image);
+        let causes = ineffective(wanted, pod, observed.launcher_images.of(&wanted.spec));
         let messages: Vec<String> = causes.iter().map(|cause| cause.message(pod)).collect();
         Some((causes.first()?.reason(), messages.join("; ")))
     });

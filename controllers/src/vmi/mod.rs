@@ -63,7 +63,7 @@ use self::{
 };
 use crate::{
     data_volumes::DataVolumes,
-    launcher_pod::NamespaceLimits,
+    launcher_pod::{LauncherImages, NamespaceLimits},
     persistent_state::State,
     resources::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pod_warnings::PodWarning,
@@ -94,8 +94,8 @@ pub(crate) struct Observed {
     pub missing: Vec<String>,
     /// Configuration in force.
     pub config: Arc<ClusterConfig>,
-    /// Launcher image of this installation.
-    pub launcher_image: Arc<str>,
+    /// Launcher images of this installation.
+    pub launcher_images: LauncherImages,
     /// Claims that the VMI names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
     /// Claims with its state.
@@ -234,7 +234,7 @@ fn derived_status(
     }
     if let Some(image) = &pod.image {
         status.launcher_container_image_version = Some(image.clone());
-        let outdated = **image != *observed.launcher_image;
+        let outdated = image != observed.launcher_images.of(&observed.instance.spec);
         let labels = &mut wanted.metadata.labels;
         if outdated {
             labels.get_or_insert_default().insert(label::OUTDATED_LAUNCHER_IMAGE.to_owned(), String::new());

@@ -60,7 +60,8 @@ pub(super) fn pod_metadata(observed: &Observed, pod: &CachedPod, labelled: bool,
     if pod.is_going_down() || *observed.instance.phase() != VmiPhase::Running {
         return;
     }
-    let outdated = pod.image.as_deref().is_some_and(|image| *image != *observed.launcher_image);
+    let current = observed.launcher_images.of(&observed.instance.spec);
+    let outdated = pod.image.as_deref().is_some_and(|image| image != current);
     let node = (label::NODE_NAME, pod.node_name.as_deref());
     let wanted = [node, (label::OUTDATED_LAUNCHER_IMAGE, outdated.then_some(""))];
     let known = |key: &str| pod.metadata.labels.as_ref()?.get(key).map(String::as_str);

@@ -189,7 +189,7 @@ pub(super) fn inputs<'a>(observed: &'a Observed) -> Inputs<'a> {
     Inputs {
         instance: &observed.instance,
         config: &observed.config,
-        launcher_image: &observed.launcher_image,
+        launcher_image: observed.launcher_images.of(&observed.instance.spec),
         claims: &observed.claims,
         limits: observed.limits,
         definitions: observed.definitions.as_ref(),

@@ -13,6 +13,7 @@ use super::{EVICT, LIVE_MIGRATE, Observed, Unfinished, free_slots, has_method, n
 use crate::{
     cache::Key,
     kubevirt::Deployment,
+    launcher_pod::LauncherImages,
     resources::{
         Caches, Resource, VmiWithPods,
         migrations::{MigrationIndex, ends, vmi_key},
@@ -31,7 +32,7 @@ pub(crate) struct WorkloadUpdates {
     key: Key,
     deployment: Arc<Deployment>,
     config: ConfigHandle,
-    launcher_image: Arc<str>,
+    launcher_images: LauncherImages,
     memory: Mutex<Memory>,
 }
 
@@ -51,7 +52,7 @@ impl WorkloadUpdates {
             key: Key::new(setup.options.namespace.clone(), ""),
             deployment: Deployment::new(&setup.options).into(),
             config: setup.config.clone(),
-            launcher_image: setup.options.launcher_image.as_str().into(),
+            launcher_images: LauncherImages::new(&setup.options),
             memory: Mutex::default(),
         }
     }
@@ -93,7 +94,7 @@ impl Controller for WorkloadUpdates {
         let mut observed = Observed {
             pause,
             deployment: self.deployment.clone(),
-            launcher_image: self.launcher_image.clone(),
+            launcher_images: self.launcher_images.clone(),
             last_batch,
             now,
             limit: self.config.current().migrations.parallel_per_cluster,

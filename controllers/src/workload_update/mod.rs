@@ -32,6 +32,7 @@ use self::need::{Need, change_need};
 use crate::{
     cache::Key,
     kubevirt::Deployment,
+    launcher_pod::LauncherImages,
     migration::{Origin, migration_of},
     resources::{
         VmiWithPods,
@@ -78,8 +79,8 @@ pub(crate) struct Observed {
     pub limit: u32,
     /// Migrations that have not ended, with their VMIs.
     pub migrations: Vec<Unfinished>,
-    /// Launcher image of this installation.
-    pub launcher_image: Arc<str>,
+    /// Launcher images of this installation.
+    pub launcher_images: LauncherImages,
     /// Time of the last batch of evictions.
     pub last_batch: Option<Timestamp>,
     /// The current time.
@@ -227,7 +228,8 @@ fn migrate(observed: &Observed, plan: &mut Plan) -> Result<(), serde_json::Error
 
 /// Returns the causes for which another pod would change nothing.
 fn ineffective_for(observed: &Observed, candidate: &VmiWithPods) -> Vec<Cause> {
-    active_pod(candidate).map(|pod| ineffective(&candidate.vmi, pod, &observed.launcher_image)).unwrap_or_default()
+    let image = observed.launcher_images.of(&candidate.vmi.spec);
+    active_pod(candidate).map(|pod| ineffective(&candidate.vmi, pod, image)).unwrap_or_default()
 }
 
 fn active_pod(candidate: &VmiWithPods) -> Option<&CachedPod> {

@@ -29,7 +29,7 @@ fn observed(
         changing: Vec::new(),
         limit: 5,
         migrations: Vec::new(),
-        launcher_image: "launcher:2".into(),
+        launcher_images: LauncherImages::of_tests("launcher:2"),
         last_batch,
         now: now(),
     }

@@ -53,7 +53,10 @@ pub(super) fn devices(
                 .child(Element::new("source").with("mode", "bind").with("path", path.to_string_lossy()))
         }));
     }
-    if super::annotation(vmi, annotation::DISABLE_PCI_HOLE64).is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+    let has_no_hole =
+        super::annotation(vmi, annotation::DISABLE_PCI_HOLE64).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    // The root of the machine type virt has no such setting.
+    if has_no_hole && !vmi.spec.is_arm64() {
         list.push(
             Element::new("controller")
                 .with("type", "pci")
@@ -105,7 +108,9 @@ pub(super) fn devices(
 
 /// Renders the TPM, whose emulator the launcher runs: the state of one that persists can be where libvirt would not migrate it.
 fn tpm(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Option<Element> {
-    let model = if persistent_state::keeps_tpm(&vmi.spec) { "tpm-crb" } else { "tpm-tis" };
+    // QEMU for arm64 has no CRB.
+    let is_crb = persistent_state::keeps_tpm(&vmi.spec) && !vmi.spec.is_arm64();
+    let model = if is_crb { "tpm-crb" } else { "tpm-tis" };
     let socket = env.tpm.to_string_lossy();
     let source = Element::new("source").with("type", "unix").with("mode", "connect").with("path", socket);
     let backend = Element::new("backend").with("type", "external").child(source);
@@ -114,6 +119,9 @@ fn tpm(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Option<Element> {
 
 fn needs_usb(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> bool {
     let devices = &vmi.spec.domain.devices;
+    if vmi.spec.is_arm64() {
+        return true;
+    }
     let mut of_host = devices.host_devices.iter().filter_map(|device| device.device_name.as_deref());
     of_host.any(|resource| env.host_devices.has_usb(resource))
         || devices.client_passthrough.is_some()
@@ -134,17 +142,29 @@ fn display(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Vec<El
         .and_then(|firmware| firmware.bootloader.as_ref())
         .is_some_and(|bootloader| bootloader.efi.is_some());
     let asked = devices.video.as_ref().and_then(|video| video.type_.as_deref()).filter(|t| !t.is_empty());
-    let kind = asked.unwrap_or(if efi && !env.options.vga_for_efi { "bochs" } else { "vga" });
+    let usual = match (vmi.spec.is_arm64(), efi && !env.options.vga_for_efi) {
+        (true, _) => "virtio",
+        (false, true) => "bochs",
+        (false, false) => "vga",
+    };
+    let kind = asked.unwrap_or(usual);
     check("spec.domain.devices.video.type", kind, &VIDEO)?;
     // An explicit adapter gets the memory whatever its type.
     let vram = (asked.is_some() || kind == "vga").then_some("16384");
-    Ok(vec![
+    let mut list = vec![
         Element::new("graphics")
             .with("type", "vnc")
             .child(Element::new("listen").with("type", "socket").with("socket", env.vnc.to_string_lossy())),
         Element::new("video")
             .child(Element::new("model").with("type", kind).with_some("vram", vram).with("heads", "1")),
-    ])
+    ];
+    // The machine type virt has neither a keyboard nor a mouse of its own.
+    if vmi.spec.is_arm64() {
+        let input = |kind| Element::new("input").with("type", kind).with("bus", "usb");
+        list.extend(devices.inputs.is_empty().then(|| input("tablet")));
+        list.push(input("keyboard"));
+    }
+    Ok(list)
 }
 
 fn inputs(vmi: &VirtualMachineInstance) -> Result<Vec<Element>, DomainError> {

@@ -16,7 +16,9 @@ fn is_on(enabled: Option<bool>) -> bool {
 /// Renders the `<features>` element. A VMI without features has none, not even ACPI, except those that follow from its CPUs.
 /// Enlightenments of Hyper-V are features of KVM: an emulated guest starts without them.
 pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Element, DomainError> {
-    let element = Element::new("features");
+    // libvirt selects version 2 under emulation, which has 8 vCPUs at most.
+    let gic = vmi.spec.is_arm64().then(|| Element::new("gic").with("version", "3"));
+    let element = Element::new("features").children(gic);
     let cpu = vmi.spec.domain.cpu.as_ref();
     let pmu = cpu.and_then(|cpu| cpu.realtime.as_ref()).map(|_| Element::new("pmu").with("state", "off"));
     // KVM's guest learns that its vCPUs are not preempted.
@@ -43,7 +45,8 @@ pub(super) fn features(vmi: &VirtualMachineInstance, kvm: bool) -> Result<Elemen
     } else if kvm && features.hyperv_passthrough.as_ref().is_some_and(|passthrough| is_on(passthrough.enabled)) {
         element = element.child(Element::new("hyperv").with("mode", "passthrough"));
     }
-    Ok(element.child(Element::new("vmport").with("state", "off")))
+    // A port of x86.
+    Ok(element.children((!vmi.spec.is_arm64()).then(|| Element::new("vmport").with("state", "off"))))
 }
 
 fn enlightenments(hyperv: &FeatureHyperv) -> Result<Element, DomainError> {

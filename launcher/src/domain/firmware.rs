@@ -27,12 +27,26 @@ const PLAIN: [(&str, &str); 3] = [
     ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"),
 ];
 
+/// File names for arm64, which has no secure boot.
+const ARM64: [(&str, &str); 1] = [("AAVMF_CODE.fd", "AAVMF_VARS.fd")];
+
 /// Name under which Ignition looks for its configuration in the firmware configuration device.
 const IGNITION_KEY: &str = "opt/com.coreos/config";
 
-/// Finds UEFI firmware in the first directory that has it.
-pub(crate) fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&Path) -> bool) -> Option<Uefi> {
-    let candidates: &[(&str, &str)] = if secure { &SECURE } else { &PLAIN };
+/// Finds UEFI firmware of a VMI in the first directory that has it.
+pub(crate) fn select_uefi(
+    vmi: &VirtualMachineInstance,
+    directories: &[&Path],
+    exists: impl Fn(&Path) -> bool,
+) -> Option<Uefi> {
+    let efi = vmi.spec.domain.firmware.as_ref()?.bootloader.as_ref()?.efi.as_ref()?;
+    let secure = efi.secure_boot.unwrap_or(true);
+    let candidates: &[(&str, &str)] = match (vmi.spec.is_arm64(), secure) {
+        (true, true) => &[],
+        (true, false) => &ARM64,
+        (false, true) => &SECURE,
+        (false, false) => &PLAIN,
+    };
     directories
         .iter()
         .flat_map(|directory| candidates.iter().map(|(code, vars)| (directory.join(code), directory.join(vars))))
@@ -42,10 +56,11 @@ pub(crate) fn select_uefi(directories: &[&Path], secure: bool, exists: impl Fn(&
 
 /// Renders the `<os>` element.
 pub(super) fn os(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Element, DomainError> {
+    let (arch, usual) = if vmi.spec.is_arm64() { ("aarch64", "virt") } else { ("x86_64", "q35") };
     let machine_type =
-        vmi.spec.domain.machine.as_ref().map(|m| m.type_.as_str()).filter(|t| !t.is_empty()).unwrap_or("q35");
+        vmi.spec.domain.machine.as_ref().map(|m| m.type_.as_str()).filter(|t| !t.is_empty()).unwrap_or(usual);
     let mut os =
-        Element::new("os").child(Element::new("type").with("arch", "x86_64").with("machine", machine_type).text("hvm"));
+        Element::new("os").child(Element::new("type").with("arch", arch).with("machine", machine_type).text("hvm"));
     let firmware = vmi.spec.domain.firmware.as_ref();
     if let Some(efi) = firmware.and_then(|f| f.bootloader.as_ref()).and_then(|b| b.efi.as_ref()) {
         let secure = efi.secure_boot.unwrap_or(true);

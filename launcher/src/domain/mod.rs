@@ -205,7 +205,9 @@ pub(crate) fn domain_name(namespace: &str, name: &str) -> String {
 
 /// Renders a VMI as a domain.
 pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Result<Domain, DomainError> {
-    if !env.kvm && !env.allow_emulation {
+    let is_arm64 = vmi.spec.is_arm64();
+    let kvm = env.kvm && !is_arm64;
+    if !kvm && !is_arm64 && !env.allow_emulation {
         return Err(DomainError::NoKvm);
     }
     let spec = &vmi.spec.domain;
@@ -228,7 +230,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     let acpi = spec.features.as_ref().is_some_and(|features| features.acpi.is_enabled());
 
     let mut domain = Element::new("domain")
-        .with("type", if env.kvm { "kvm" } else { "qemu" })
+        .with("type", if kvm { "kvm" } else { "qemu" })
         .child(Element::new("name").text(name.clone()));
     let uuid = spec.firmware.as_ref().and_then(|firmware| given(&firmware.uuid));
     // Memory grows by one device of type virtio-mem, which needs no slot.
@@ -245,9 +247,9 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         .child(firmware::os(vmi, env)?)
         .child(firmware::sysinfo(vmi, env.options))
         .children(firmware::ignition(env.prepared))
-        .child(features::features(vmi, env.kvm)?)
-        .children(features::clock(vmi, env.zones, env.kvm)?)
-        .child(cpu::cpu(spec, env.kvm, cells)?);
+        .child(features::features(vmi, kvm)?)
+        .children(features::clock(vmi, env.zones, kvm)?)
+        .child(cpu::cpu(spec, kvm, cells)?);
     if let Some(policy) = given(&spec.reboot_policy) {
         check("spec.domain.rebootPolicy", policy, &["Reboot", "Terminate"])?;
         let action = if policy == "Reboot" { "restart" } else { "destroy" };
@@ -314,6 +316,12 @@ fn most_memory(vmi: &VirtualMachineInstance, memory: u64) -> Result<Option<u64>,
 
 fn annotation<'a>(vmi: &'a VirtualMachineInstance, key: &str) -> Option<&'a str> {
     vmi.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// Returns true if the machine type has PCI Express, behind whose ports devices are plugged.
+fn is_pcie(vmi: &VirtualMachineInstance) -> bool {
+    let machine_type = vmi.spec.domain.machine.as_ref().map_or("", |machine| machine.type_.as_str());
+    machine_type.is_empty() || machine_type.contains("q35") || machine_type.starts_with("virt")
 }
 
 /// Returns the model of virtio devices.

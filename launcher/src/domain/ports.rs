@@ -48,9 +48,7 @@ pub(super) fn free_ports(
     interfaces: usize,
     devices: &[Element],
 ) -> Result<FreePorts, DomainError> {
-    let machine_type = vmi.spec.domain.machine.as_ref().map_or("", |machine| machine.type_.as_str());
-    let is_pcie = machine_type.is_empty() || machine_type.contains("q35");
-    if !is_pcie || root_complex::is_wanted(vmi) {
+    if !super::is_pcie(vmi) || root_complex::is_wanted(vmi) {
         return Ok(FreePorts::default());
     }
     let placeholders = match super::annotation(vmi, annotation::PCI_INTERFACE_SLOT_COUNT) {
@@ -226,6 +224,7 @@ mod tests {
             (vmi("", none.clone()), 1 << 30, 0, 3, 0, 5),
             (vmi("pc-q35-9.2", none.clone()), 1 << 30, 6, 20, 0, 3),
             (vmi("q35", count("6")), 1 << 30, 2, 7, 4, 0),
+            (vmi("virt-10.0", none.clone()), 1 << 30, 1, 7, 3, 0),
             (vmi("pc", none), 1 << 30, 1, 7, 0, 0),
             (vmi("q35", root), 1 << 30, 1, 7, 0, 0),
         ] {

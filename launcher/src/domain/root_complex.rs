@@ -9,17 +9,15 @@ use api::{VirtualMachineInstance, constants::annotation};
 
 use super::{DomainError, pci_address, xml::Element};
 
-/// Slots that are free on a root complex of the machine type q35: the host bridge has slot 0, the display slot 1, and the
-/// chipset slot 0x1f.
+/// Slots that are free on a root complex of the machine types q35 and virt: the host bridge has slot 0, the display slot 1, and the
+/// chipset of q35 slot 0x1f.
 const SLOTS: RangeInclusive<u32> = 0x02..=0x1e;
 /// Slot that libvirt gives to the sound card ich9.
 const SOUND: u32 = 0x1b;
 
 /// Returns true if the VMI wants its devices on the root complex, and its machine type has one.
 pub(super) fn is_wanted(vmi: &VirtualMachineInstance) -> bool {
-    let machine_type = vmi.spec.domain.machine.as_ref().map_or("", |machine| machine.type_.as_str());
-    let is_pcie = machine_type.is_empty() || machine_type.contains("q35");
-    is_pcie && super::annotation(vmi, annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX) == Some("true")
+    super::is_pcie(vmi) && super::annotation(vmi, annotation::PLACE_PCI_DEVICES_ON_ROOT_COMPLEX) == Some("true")
 }
 
 /// Gives each device without an address the next free slot.

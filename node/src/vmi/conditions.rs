@@ -3,8 +3,8 @@
 use api::{
     Condition, VirtualMachineInstance, condition,
     constants::{
-        condition::{GUEST_MEMORY_PLUGGED, GUEST_VCPUS_ONLINE},
-        reason::{NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
+        condition::{GUEST_MEMORY_PLUGGED, GUEST_VCPUS_ONLINE, SOFTWARE_EMULATION},
+        reason::{CROSS_ARCHITECTURE_EMULATION, NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
     },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -136,6 +136,11 @@ pub(super) fn of_domain(
     now: &Time,
 ) {
     paused(list, report, now);
+    let emulated = vmi.spec.is_arm64().then(|| {
+        let message = "VM running with software emulation (host=amd64, guest=arm64)";
+        Condition::new(SOFTWARE_EMULATION, true, CROSS_ARCHITECTURE_EMULATION, message, now)
+    });
+    condition::set_or_remove(list, SOFTWARE_EMULATION, emulated);
     if report.guest_agent_connected {
         let mut connected = Condition::new(AGENT_CONNECTED, true, "", "", now);
         connected.last_probe_time = Some(now.clone());

@@ -120,7 +120,6 @@ const ENCRYPTION: &str = "encrypted guests";
 /// Names of feature gates of the reference whose features are refused.
 const GATES: &[(&str, &str)] = &[
     ("ConfigurableHypervisor", "hypervisors other than kvm"),
-    ("CrossArchitectureVirtualization", "CPU architectures other than amd64"),
     ("DecentralizedLiveMigration", DECENTRALIZED),
     ("GPUsWithDRA", CLAIMED),
     ("HostDevicesWithDRA", CLAIMED),

@@ -10,7 +10,7 @@ use crate::context::FieldErrors;
 type Entry = (&'static str, &'static str, fn(&KubeVirtConfiguration) -> bool);
 
 const FIELDS: &[Entry] = &[
-    ("architectureConfiguration.defaultArchitecture", "CPU architectures other than amd64", |from| {
+    ("architectureConfiguration.defaultArchitecture", "other defaults than amd64", |from| {
         let architecture =
             from.architecture_configuration.as_ref().and_then(|arch| arch.default_architecture.as_deref());
         architecture.is_some_and(|architecture| !["", "amd64"].contains(&architecture))

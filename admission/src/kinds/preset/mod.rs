@@ -54,7 +54,7 @@ pub(crate) fn field_errors(preset: &VirtualMachineInstancePresetSpec) -> FieldEr
     }
     // Fields that are not applied cannot be unsupported.
     let applied = VirtualMachineInstanceSpec { domain: applied_fields(domain), ..Default::default() };
-    errors.or_else(|errors| unsupported::spec("spec", &applied, errors))
+    errors.or_else(|errors| unsupported::by_table("spec", &applied, errors))
 }
 
 /// Returns the part of a preset's domain that is applied to VMIs.

@@ -2,9 +2,10 @@
 //!
 //! Unsupported fields are reported only if no rule is broken, because clients count the errors of a rule.
 
+mod arm64;
 pub mod migrations;
 
-use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, fields};
+use api::{VirtualMachineInstanceSpec, VirtualMachineSpec, config::ClusterConfig, fields};
 
 use crate::context::FieldErrors;
 
@@ -13,8 +14,14 @@ fn add_error(path: String, reason: &str, errors: &mut FieldErrors) {
     errors.not_supported(path, message);
 }
 
-/// Adds an error for each unsupported field of the VMI spec at `root`.
-pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
+/// Adds an error for each unsupported field of the VMI spec at `root`, and of a guest of another architecture.
+pub fn spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &ClusterConfig, errors: &mut FieldErrors) {
+    by_table(root, spec, errors);
+    arm64::validate(root, spec, config, errors);
+}
+
+/// Adds an error for each of its fields that no architecture has.
+pub(crate) fn by_table(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
     for (path, reason) in fields::refused(spec) {
         add_error(format!("{root}.{path}"), reason, errors);
     }
@@ -32,7 +39,7 @@ pub(crate) fn added_volumes(
     let mut added = VirtualMachineInstanceSpec { volumes, ..VirtualMachineInstanceSpec::default() };
     let disks = new.domain.devices.disks.iter();
     added.domain.devices.disks = disks.filter(|disk| !known_disks.contains(disk)).cloned().collect();
-    spec(root, &added, errors);
+    by_table(root, &added, errors);
 }
 
 /// Path, reason, and test for the use of a field.

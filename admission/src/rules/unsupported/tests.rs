@@ -7,7 +7,7 @@ use crate::{context::ErrorType, rules::testing::vmi_spec};
 
 fn refused(change: Value) -> Vec<String> {
     let mut errors = FieldErrors::new();
-    spec("spec", &vmi_spec(change), &mut errors);
+    spec("spec", &vmi_spec(change), &ClusterConfig::default(), &mut errors);
     assert!(errors.as_slice().iter().all(|error| error.type_ == Some(ErrorType::FieldValueNotSupported)));
     errors.as_slice().iter().map(|error| error.field.clone()).collect()
 }
@@ -53,7 +53,7 @@ fn each_entry_names_its_field() {
     let volume = |source: Value| json!({"volumes": [source]});
     let mut named = BTreeSet::new();
     for (change, field) in [
-        (json!({"architecture": "arm64"}), "architecture"),
+        (json!({"architecture": "s390x"}), "architecture"),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
         (devices(json!({"gpus": [{"name": "g", "claimName": "c"}]})), "domain.devices.gpus[0].claimName"),
         (

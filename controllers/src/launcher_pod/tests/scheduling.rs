@@ -86,6 +86,29 @@ fn cpu_and_machine_type_select_nodes_that_have_them() {
 }
 
 #[test]
+fn guests_of_arm64_run_on_nodes_of_amd64_without_its_devices() {
+    let change = json!({
+        "architecture": "arm64",
+        "nodeSelector": {"kubernetes.io/arch": "arm64", "disk": "fast"},
+        "domain": {"machine": {"type": "virt"}, "cpu": {"model": "host-passthrough"}},
+    });
+    let pod = rendered(merged(small(), &change));
+    assert_eq!(
+        pod["spec"]["nodeSelector"],
+        json!({"kubernetes.io/arch": "amd64", "kubevirt.io/vm-arch-arm64": "true", "disk": "fast"})
+    );
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["resources"]["limits"], json!({"devices.kubevirt.io/tun": "1"}));
+    let command = container["command"].as_array().unwrap();
+    let path = command.iter().position(|word| word == "--ovmf-path").unwrap();
+    assert_eq!(command[path + 1], "/usr/share/AAVMF");
+
+    let images = LauncherImages::of_tests("launcher:1");
+    assert_eq!(images.of(&vmi(merged(small(), &change)).spec), "launcher:1-arm64");
+    assert_eq!((images.of(&vmi(small()).spec), images.plain()), ("launcher:1", "launcher:1"));
+}
+
+#[test]
 fn enlightenments_select_nodes_that_offer_them_where_the_cluster_is_strict() {
     let gate = ["HypervStrictCheck".to_owned()];
     // features of the VMI, strict, node selector

@@ -121,7 +121,7 @@ fn observed(
         limits: NamespaceLimits::default(),
         definitions: None,
         config: Arc::default(),
-        launcher_image: "launcher:1".into(),
+        launcher_images: LauncherImages::of_tests("launcher:1"),
         failure: None,
         now: now(),
     }

@@ -93,7 +93,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
         missing: Vec::new(),
         migrations: Vec::new(),
         config: Arc::default(),
-        launcher_image: "launcher:1".into(),
+        launcher_images: LauncherImages::of_tests("launcher:1"),
         claims: BTreeMap::new(),
         state: State::default(),
         limits: NamespaceLimits::default(),

@@ -237,7 +237,17 @@ fn vmis_become_the_recorded_xml() {
             "devices": {"filesystems": [{"name": "data", "virtiofs": {}}, {"name": "settings", "virtiofs": {}}]}},
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}},
             {"name": "settings", "configMap": {"name": "c"}}]});
+    let arm64 = json!({"architecture": "arm64", "domain": {"memory": {"guest": "256Mi"}, "features": {"acpi": {}},
+            "machine": {"type": "virt"}, "cpu": {"model": "host-passthrough", "cores": 2},
+            "firmware": {"bootloader": {"efi": {"secureBoot": false}},
+                "kernelBoot": {"kernelArgs": "console=ttyAMA0", "container": {"image": "k", "kernelPath": "/vmlinuz"}}},
+            "devices": {"tpm": {"persistent": true}, "rng": {}, "panicDevices": [{"model": "pvpanic"}],
+                "interfaces": [{"name": "default", "masquerade": {}}],
+                "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "ci", "disk": {"bus": "scsi"}}]}},
+        "networks": [{"name": "default", "pod": {}}],
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "ci", "cloudInitNoCloud": {"userData": "x"}}]});
     for (name, spec, kvm) in [
+        ("arm64", &arm64, true),
         ("plain", &plain, true),
         ("plain-emulated", &plain, false),
         ("full", &full(), true),
@@ -399,11 +409,22 @@ fn firmware_is_found_under_the_names_of_several_distributions() {
         "/usr/share/OVMF/OVMF_VARS_4M.fd",
     ];
     let debian: &'static [&str] = Box::leak(Box::new(debian));
-    assert_eq!(select_uefi(&directories, true, has(debian)).unwrap().code, Path::new(debian[0]));
-    assert_eq!(select_uefi(&directories, false, has(debian)).unwrap().vars, Path::new(debian[3]));
+    let booted = |architecture: &str, efi: Value| {
+        vmi(json!({"architecture": architecture, "domain": {"firmware": {"bootloader": {"efi": efi}}, "devices": {}}}))
+    };
+    let secure = booted("amd64", json!({}));
+    let plain = booted("amd64", json!({"secureBoot": false}));
+    assert_eq!(select_uefi(&secure, &directories, has(debian)).unwrap().code, Path::new(debian[0]));
+    assert_eq!(select_uefi(&plain, &directories, has(debian)).unwrap().vars, Path::new(debian[3]));
     let fedora: &'static [&str] = &["/usr/share/edk2/ovmf/OVMF_CODE.secboot.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"];
-    assert!(select_uefi(&directories, true, has(fedora)).is_none());
-    assert_eq!(select_uefi(&directories, false, has(fedora)).unwrap().code, Path::new(fedora[0]));
+    assert!(select_uefi(&secure, &directories, has(fedora)).is_none());
+    assert_eq!(select_uefi(&plain, &directories, has(fedora)).unwrap().code, Path::new(fedora[0]));
+    assert!(select_uefi(&vmi(json!({"domain": {"devices": {}}})), &directories, |_| true).is_none());
+
+    let directories = [Path::new("/usr/share/AAVMF")];
+    let found = select_uefi(&booted("arm64", json!({"secureBoot": false})), &directories, |_| true).unwrap();
+    assert_eq!((found.code, found.secure), (PathBuf::from("/usr/share/AAVMF/AAVMF_CODE.fd"), false));
+    assert!(select_uefi(&booted("arm64", json!({})), &directories, |_| true).is_none());
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn each_unsupported_field_is_named() {
     let disk = |disk: Value| json!({"domain": {"devices": {"disks": [{"name": "root"}, disk]}}});
     let interface = |interface: Value| json!({"domain": {"devices": {"interfaces": [interface]}}});
     for (spec, field) in [
-        (json!({"architecture": "arm64"}), "architecture"),
+        (json!({"architecture": "s390x"}), "architecture"),
         (json!({"domain": {"launchSecurity": {"sev": {}}}}), "domain.launchSecurity"),
         (json!({"domain": {"launchSecurity": {}}}), "domain.launchSecurity"),
         (json!({"domain": {"ioThreadsPolicy": "many"}}), "domain.ioThreadsPolicy"),

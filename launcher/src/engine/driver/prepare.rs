@@ -35,6 +35,8 @@ const NOT_READABLE: &str = "the volume cannot be opened in the pod of virt-launc
 static SIZE_READS: Semaphore = Semaphore::const_new(1);
 /// Debian's directory of UEFI firmware, in case the cluster's setting names another distribution's.
 const OVMF_FALLBACK: &str = "/usr/share/OVMF";
+/// The same for guests of arm64.
+const AAVMF_FALLBACK: &str = "/usr/share/AAVMF";
 /// Directory of QEMU's time zones.
 const ZONES: &str = "/usr/share/zoneinfo";
 
@@ -106,12 +108,8 @@ impl Preparation {
     fn render(&self, prepared: &Prepared) -> Result<Domain, DomainError> {
         let Pod { paths, args, host_devices, .. } = &*self.pod;
         let vmi = &self.wanted.vmi;
-        let firmware = vmi.spec.domain.firmware.as_ref();
-        let efi = firmware.and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
-        let uefi = efi.and_then(|efi| {
-            let directories = [args.ovmf_path.as_path(), Path::new(OVMF_FALLBACK)];
-            domain::select_uefi(&directories, efi.secure_boot.unwrap_or(true), Path::exists)
-        });
+        let fallback = if vmi.spec.is_arm64() { AAVMF_FALLBACK } else { OVMF_FALLBACK };
+        let uefi = domain::select_uefi(vmi, &[args.ovmf_path.as_path(), Path::new(fallback)], Path::exists);
         let usb_redirection: Vec<PathBuf> =
             (0..USB_CHANNELS).map(|channel| paths.usb_redirection(&args.uid, channel)).collect();
         let cpus = dedicated::is_dedicated(&vmi.spec.domain).then(|| host_cpus::read(paths)).transpose()?;

@@ -256,6 +256,10 @@ pub(crate) fn labels(capabilities: &Capabilities, facts: &NodeFacts) -> BTreeMap
     }
     if facts.cross_architecture && !facts.architecture.is_empty() {
         add(label::VM_ARCH_PREFIX, &facts.architecture, TRUE);
+        // QEMU for arm64 is in an image of its own, which any node of amd64 can run.
+        if facts.architecture == "amd64" {
+            add(label::VM_ARCH_PREFIX, "arm64", TRUE);
+        }
     }
     labels
 }

@@ -96,6 +96,14 @@ fn an_arm_node_has_no_models_and_features() {
 }
 
 #[test]
+fn a_node_emulates_guests_of_arm64_with_the_gate() {
+    let facts = NodeFacts { cross_architecture: true, ..amd64() };
+    let named = ["kubevirt.io/vm-arch-amd64", "kubevirt.io/vm-arch-arm64"];
+    assert_eq!(keys(&Capabilities::default(), &facts), named);
+    assert!(keys(&Capabilities::default(), &amd64()).is_empty());
+}
+
+#[test]
 fn without_the_expanded_list_the_features_beyond_the_model_are_known() {
     let capabilities = Capabilities::parse(HOST, DOMAIN, None).unwrap();
     assert!(keys(&capabilities, &amd64()).contains(&"cpu-feature.node.kubevirt.io/ss".to_owned()));
