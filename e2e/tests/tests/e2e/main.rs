@@ -7,6 +7,7 @@
 mod access;
 mod actions;
 mod admission;
+mod arm64;
 mod boot;
 mod claims;
 mod common_instancetypes;
