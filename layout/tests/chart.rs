@@ -25,6 +25,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
             "kube_node_spec_unschedulable",
             "kube_node_status_allocatable",
             "kube_persistentvolumeclaim_info",
+            "kube_persistentvolumeclaim_labels",
             "kube_persistentvolumeclaim_resource_requests_storage_bytes",
             "kube_pod_container_resource_requests",
             "kube_pod_info",
