@@ -336,6 +336,12 @@ part_rollback() {
         jsonpath='{range .items[*]}  {.involvedObject.name}: {.message}{"\n"}{end}'
 }
 
+# True if there is this number of common instance types and preferences.
+has_bundle() {
+    [ "$(kubectl get virtualmachineclusterinstancetypes,virtualmachineclusterpreferences \
+        --selector instancetype.kubevirt.io/common-instancetypes-version --output name | wc -l)" -eq "$1" ]
+}
+
 # The end of the installation.
 part_uninstall() {
     step 'uninstalling is refused while VMs run'
@@ -360,16 +366,20 @@ part_uninstall() {
     mv "$work/rest" "$work/guests"
     unchanged
 
-    step 'uninstallStrategy RemoveWorkloads'
+    step 'uninstallStrategy RemoveWorkloads; the common instance types go with the release, also edited ones'
+    within 120 'the common instance types and preferences exist' has_bundle 119
+    kubectl patch virtualmachineclusterinstancetype u1.small --type merge --patch '{"spec": {"cpu": {"guest": 3}}}'
     kubectl patch kubevirt kubevirt --namespace kubevirt --type merge --patch '{"spec": {"uninstallStrategy": "RemoveWorkloads"}}'
     # Fails if anything but definitions is left.
     "$CLUSTER" uninstall || fail 'the installation is not removed'
+    has_bundle 0 || fail 'common instance types or preferences are left'
     within 60 "no objects of VMs in $first" no_vms $first
     expect_nothing_terminates
     print_left
 
     step 'a new installation; a stopped VM stays when it is removed'
     install charts/ferrovirt $present
+    within 120 'the common instance types and preferences are back' has_bundle 119
     create_vm $first again
     within 180 'the VM of the new installation runs' running $first again
     virt stop again --namespace $first
