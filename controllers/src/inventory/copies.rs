@@ -1,7 +1,8 @@
-//! Metrics of snapshots and restores. An object is shown as long as it exists.
+//! Metrics of snapshots, restores and clones. An object is shown as long as it exists.
 
-use api::snapshot::{
-    VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, phase, restore::VirtualMachineRestore,
+use api::{
+    clone::VirtualMachineClone,
+    snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, phase, restore::VirtualMachineRestore},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -39,13 +40,17 @@ impl Copies {
             )?,
             duration: gauge(
                 "ferrovirt_copy_duration_seconds",
-                "Time that a snapshot, its content or a restore took",
+                "Time that a snapshot, its content, a restore or a clone took",
                 &OBJECT,
             )?,
-            failed: gauge("ferrovirt_copy_failed", "1 for a snapshot, content or restore that has failed", &OBJECT)?,
+            failed: gauge(
+                "ferrovirt_copy_failed",
+                "1 for a snapshot, content, restore or clone that has failed",
+                &OBJECT,
+            )?,
             unfinished: gauge(
                 "ferrovirt_copy_unfinished_seconds",
-                "Age of a snapshot, content or restore that has not ended",
+                "Age of a snapshot, content, restore or clone that has not ended",
                 &OBJECT,
             )?,
             now,
@@ -91,6 +96,17 @@ impl Copies {
             _ => State::Unfinished,
         };
         self.object("VirtualMachineRestore", &restore.metadata, &state);
+    }
+
+    /// Adds a clone, which is complete once its VM exists.
+    pub(super) fn clone(&self, clone: &VirtualMachineClone) {
+        let status = clone.status.as_ref();
+        let state = match status.and_then(|status| status.phase.as_deref()) {
+            Some(phase::SUCCEEDED) => State::Complete(status.and_then(|status| status.creation_time.as_ref())),
+            Some(phase::FAILED) => State::Failed,
+            _ => State::Unfinished,
+        };
+        self.object("VirtualMachineClone", &clone.metadata, &state);
     }
 
     fn object(&self, kind: &str, metadata: &ObjectMeta, state: &State<'_>) {
@@ -142,6 +158,7 @@ mod tests {
             let copies = Copies::new(now).unwrap();
             match kind {
                 "snapshot" => copies.snapshot(&serde_json::from_value(object(status)).unwrap()),
+                "clone" => copies.clone(&serde_json::from_value(object(status)).unwrap()),
                 "content" => copies.content(&serde_json::from_value(object(status)).unwrap()),
                 _ => copies.restore(&serde_json::from_value(object(status)).unwrap()),
             }
@@ -169,6 +186,9 @@ mod tests {
                 named("copy", 1.0),
             ),
             ("restore", json!({}), named("unfinished", 60.0)),
+            ("clone", json!({"phase": "Succeeded", "creationTime": taken}), named("duration", 10.0)),
+            ("clone", json!({"phase": "Failed"}), named("copy", 1.0)),
+            ("clone", json!({"phase": "RestoreInProgress"}), named("unfinished", 60.0)),
         ] {
             assert_eq!(shown(kind, status.clone()), [expected], "{kind} {status}");
         }

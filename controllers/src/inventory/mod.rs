@@ -120,6 +120,7 @@ impl Inventory {
         self.caches.vm_snapshots.all().iter().for_each(|snapshot| copies.snapshot(snapshot));
         self.caches.vm_snapshot_contents.all().iter().for_each(|content| copies.content(content));
         self.caches.vm_restores.all().iter().for_each(|restore| copies.restore(restore));
+        self.caches.vm_clones.all().iter().for_each(|clone| copies.clone(clone));
         let config = self.config.current();
         emulation.set(i64::from(config.use_emulation));
         let usual = &config.eviction_strategy;
