@@ -77,6 +77,7 @@ pub(crate) struct CloneOptions {
 pub(crate) async fn restore(connection: &Connection, options: &RestoreOptions) -> Result<(), Error> {
     let (vm, snapshot) = (object_name(&options.vm)?, object_name(&options.snapshot)?);
     let restore = restore_object(vm, snapshot, options)?;
+    connection.ensure_exists(&snapshot_path(connection, snapshot)).await?;
     let created = create(connection, RESTORES, "virtualmachinerestores", &restore, options.dry_run);
     let path = created.await.map_err(failed_while("creating the restore"))?;
     let Some(path) = path.filter(|_| options.waiting.wait) else {
@@ -91,12 +92,23 @@ pub(crate) async fn restore(connection: &Connection, options: &RestoreOptions) -
 pub(crate) async fn clone(connection: &Connection, options: &CloneOptions) -> Result<(), Error> {
     let source = object_name(&options.source)?;
     let clone = clone_object(source, options)?;
+    let kept = if options.snapshot {
+        snapshot_path(connection, source)
+    } else {
+        connection.object_path("virtualmachines", source)
+    };
+    connection.ensure_exists(&kept).await?;
     let created = create(connection, CLONES, "virtualmachineclones", &clone, options.dry_run);
     let path = created.await.map_err(failed_while("creating the clone"))?;
     let Some(path) = path.filter(|_| options.waiting.wait) else { return say!("Clone of {source} was requested") };
     let timeout = options.waiting.timeout;
     let late = |shown: &str| format!("the clone of {source} is not complete within {timeout} s and goes on: {shown}");
     wait::follow(timeout, late, async || Ok(cloned(source, connection.find(&path).await?.as_ref()))).await
+}
+
+/// Returns the path of a snapshot. Admission accepts restores and clones of snapshots and VMs that do not exist yet.
+fn snapshot_path(connection: &Connection, name: &str) -> String {
+    format!("/apis/{RESTORES}/namespaces/{}/virtualmachinesnapshots/{name}", connection.namespace)
 }
 
 /// Returns metadata with a name, or with one that the server generates.
@@ -172,7 +184,8 @@ fn condition<'a>(object: &'a Value, type_: &str, status: &str) -> Option<&'a str
     [&known["message"], &known["reason"]].into_iter().filter_map(Value::as_str).find(|text| !text.is_empty())
 }
 
-fn restored(vm: &str, restore: Option<&Value>) -> Progress {
+/// Returns how far a restore is.
+pub(crate) fn restored(vm: &str, restore: Option<&Value>) -> Progress {
     let Some(restore) = restore else { return Progress::Failed(format!("the restore of VM {vm} was deleted")) };
     if restore["status"]["complete"] == true {
         let snapshot = restore["spec"]["virtualMachineSnapshotName"].as_str().unwrap_or_default();
@@ -184,7 +197,8 @@ fn restored(vm: &str, restore: Option<&Value>) -> Progress {
     }
 }
 
-fn cloned(source: &str, clone: Option<&Value>) -> Progress {
+/// Returns how far a clone is.
+pub(crate) fn cloned(source: &str, clone: Option<&Value>) -> Progress {
     let Some(clone) = clone else { return Progress::Failed(format!("the clone of {source} was deleted")) };
     let text = || condition(clone, "Ready", "False").unwrap_or_default();
     match clone["status"]["phase"].as_str().unwrap_or_default() {

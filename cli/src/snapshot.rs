@@ -40,6 +40,8 @@ pub(crate) struct Options {
 pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     let snapshot = object(vm, options)?.to_string().into_bytes();
+    // Admission accepts snapshots of VMs that do not exist yet.
+    connection.ensure_exists(&connection.object_path("virtualmachines", vm)).await?;
     let snapshots = format!("/apis/{VERSION}/namespaces/{}/virtualmachinesnapshots", connection.namespace);
     let query = if options.dry_run { "?dryRun=All" } else { "" };
     let created = connection.call(Method::POST, &format!("{snapshots}{query}"), snapshot).await;
@@ -74,7 +76,7 @@ fn object(vm: &str, options: &Options) -> Result<Value, Error> {
 }
 
 /// Returns how far a snapshot is. It is complete once it can be restored.
-fn progress(name: &str, snapshot: Option<&Value>) -> Progress {
+pub(crate) fn progress(name: &str, snapshot: Option<&Value>) -> Progress {
     let Some(snapshot) = snapshot else { return Progress::Failed(format!("snapshot {name} was deleted")) };
     let status = &snapshot["status"];
     let conditions = status["conditions"].as_array();

@@ -24,6 +24,9 @@ pub(crate) struct Access {
     /// Option passed to ssh or scp, such as -t "-o StrictHostKeyChecking=no"; can be repeated
     #[arg(long = "local-ssh-opts", short = 't', value_name = "OPTION", allow_hyphen_values = true)]
     options: Vec<String>,
+    /// Connect by VSOCK, which needs no network in the guest
+    #[arg(long)]
+    vsock: bool,
 }
 
 /// Options of `ssh`.
@@ -120,6 +123,10 @@ impl<'a> Login<'a> {
         access: &Access,
     ) -> Result<Vec<OsString>, Error> {
         let mut proxy = vec![program.to_owned(), "port-forward".to_owned(), "--stdio=true".to_owned()];
+        if access.vsock {
+            // SSH encrypts.
+            proxy.extend(["--vsock".to_owned(), "--vsock-tls=false".to_owned()]);
+        }
         proxy.extend(cluster.arguments()?);
         proxy.push(format!("{}/{}/{}", self.target.word(), self.target.name, self.namespace(namespace)));
         proxy.push(access.port.to_string());
@@ -242,6 +249,14 @@ mod tests {
                 "vmi.a.other",
                 "ls /",
             ]
+        );
+    }
+
+    #[test]
+    fn ssh_connects_by_vsock() {
+        assert_eq!(
+            made(&["ssh", "--vsock", "vm/a"]).unwrap()[1],
+            "ProxyCommand=/bin/kubectl-virt port-forward --stdio=true --vsock --vsock-tls=false vm/a/ns 22"
         );
     }
 

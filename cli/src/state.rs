@@ -86,6 +86,14 @@ impl Connection {
         }
     }
 
+    /// Fails if an object does not exist. One that the user may not read passes.
+    pub(crate) async fn ensure_exists(&self, path: &str) -> Result<(), Error> {
+        match self.call(Method::GET, path, Vec::new()).await {
+            Err(missing @ Error::Refused { code: 404, .. }) => Err(missing),
+            _ => Ok(()),
+        }
+    }
+
     /// Replaces a refusal that a VM which does not run may have caused. With `of_vm`, the user named a VM.
     pub(crate) async fn explain(&self, name: &str, of_vm: bool, error: Error) -> Error {
         if !may_be_stopped(name, &error) {

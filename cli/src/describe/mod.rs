@@ -1,5 +1,7 @@
-//! `describe`: one page about a VM: its state, why it waits, volumes with their imports, networks, the last migration, events.
+//! `describe`: one page about a VM: its state, why it waits, volumes with their imports, networks, state that is kept, snapshots and
+//! other copies, the last migration, events.
 
+mod data;
 mod page;
 mod report;
 
@@ -10,7 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::report::Objects;
+use self::{data::CopyKind, report::Objects};
 use crate::{
     Connection, Error,
     error::is_not_found,
@@ -65,6 +67,17 @@ async fn gathered(connection: &Connection, name: &str) -> Result<Objects, Error>
         let path = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}");
         let found = noted(connection.find(&path).await, "PersistentVolumeClaims", &mut objects.unreadable);
         objects.claims.extend(found.flatten());
+    }
+    let selector = format!("{}={}", api::persistent_state::LABEL, api::names::label_value(name));
+    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims?labelSelector={selector}", connection.namespace);
+    let found = noted(list(connection, &path).await, "PersistentVolumeClaims", &mut objects.unreadable);
+    objects.state_claims = found.unwrap_or_default();
+    for copy in CopyKind::ALL {
+        let (version, plural) = copy.resource();
+        let path = format!("/apis/{version}/namespaces/{}/{plural}", connection.namespace);
+        let found: Option<Vec<Value>> = noted(list(connection, &path).await, plural, &mut objects.unreadable);
+        let own = found.into_iter().flatten().filter(|object| copy.is_about(object, name));
+        objects.copies.extend(own.map(|object| (copy, object)));
     }
     let found = list(connection, &migrations::path(Some(&connection.namespace))).await;
     let found: Vec<Value> = noted(found, "migrations", &mut objects.unreadable).unwrap_or_default();

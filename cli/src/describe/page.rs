@@ -6,12 +6,13 @@ use super::report::shown_size;
 use crate::guest::{aligned, text};
 
 /// Lines of the head: titles and fields of the report.
-const HEAD: [(&str, &str); 11] = [
+const HEAD: [(&str, &str); 12] = [
     ("Name", "name"),
     ("Namespace", "namespace"),
     ("Kind", "kind"),
     ("State", "state"),
     ("", "detail"),
+    ("Operation", "operation"),
     ("Run strategy", "runStrategy"),
     ("Instance type", "instancetype"),
     ("Preference", "preference"),
@@ -30,8 +31,22 @@ pub(super) fn page(report: &Value) -> String {
     let mut page = aligned(&head.collect::<Vec<_>>());
     let sections = [
         ("Conditions", &["OBJECT", "TYPE", "STATUS", "REASON", "MESSAGE"][..], rows(&report["conditions"], condition)),
-        ("Volumes", &["NAME", "KIND", "SOURCE", "TARGET", "SIZE", "CLASS", "STATE"], rows(&report["volumes"], volume)),
+        (
+            "Volumes",
+            &["NAME", "KIND", "SOURCE", "DEVICE", "TARGET", "SIZE", "CLASS", "STATE"],
+            rows(&report["volumes"], volume),
+        ),
+        (
+            "TPM and UEFI variables",
+            &["DEVICE", "KEPT", "CLAIM", "SIZE", "CLASS", "STATE"],
+            rows(&report["persistentState"], persistent),
+        ),
         ("Networks", &["NAME", "NETWORK", "BINDING", "MAC", "ADDRESSES"], rows(&report["networks"], network)),
+        (
+            "Snapshots, restores and clones",
+            &["OBJECT", "OTHER", "STATE", "AGE", "DETAIL"],
+            rows(&report["copies"], copy),
+        ),
         ("Last migration", &["NAME", "PHASE", "FROM", "TO", "AGE", "DETAIL"], migration(&report["lastMigration"])),
         ("Events", &["AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"], rows(&report["events"], event)),
     ];
@@ -69,11 +84,33 @@ fn volume(one: &Value) -> Vec<String> {
         text(&one["name"]),
         text(&one["kind"]),
         text(&one["source"]),
+        text(&one["device"]),
         text(&one["target"]),
         shown_size(&claim["size"]),
         text(&claim["storageClass"]),
         if states.is_empty() { "-".to_owned() } else { states.join(", ") },
     ]
+}
+
+/// Several claims exist while a migration moves the state.
+fn persistent(one: &Value) -> Vec<String> {
+    let claims = one["claims"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_claims = |shown: &dyn Fn(&Value) -> String| match claims {
+        [] => "-".to_owned(),
+        claims => claims.iter().map(shown).collect::<Vec<_>>().join(", "),
+    };
+    vec![
+        text(&one["device"]),
+        if one["kept"] == true { "yes" } else { "no" }.to_owned(),
+        of_claims(&|claim| text(&claim["name"])),
+        of_claims(&|claim| shown_size(&claim["size"])),
+        of_claims(&|claim| text(&claim["storageClass"])),
+        of_claims(&|claim| text(&claim["phase"])),
+    ]
+}
+
+fn copy(one: &Value) -> Vec<String> {
+    ["object", "other", "state", "age", "detail"].iter().map(|field| text(&one[field])).collect()
 }
 
 fn network(one: &Value) -> Vec<String> {
@@ -103,9 +140,12 @@ fn event(one: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::report::{
-            report,
-            tests::{importing, migrated},
+        super::{
+            data::tests::kept,
+            report::{
+                report,
+                tests::{importing, migrated},
+            },
         },
         *,
     };
@@ -127,9 +167,9 @@ Conditions:
   VM       Ready   False    VMINotExists   VMI does not exist
 
 Volumes:
-  NAME   KIND               SOURCE   TARGET   SIZE      CLASS   STATE
-  root   dataVolume         disk     -        1.0 GiB   fast    ImportInProgress, 12.50%: connection refused, Bound
-  seed   cloudInitNoCloud   -        -        -         -       -
+  NAME   KIND               SOURCE   DEVICE   TARGET   SIZE      CLASS   STATE
+  root   dataVolume         disk     -        -        1.0 GiB   fast    ImportInProgress, 12.50%: connection refused, Bound
+  seed   cloudInitNoCloud   -        -        -        -         -       -
 
 Networks:
   NAME      NETWORK   BINDING      MAC   ADDRESSES
@@ -141,6 +181,23 @@ Events:
   4m (x3)   Normal   Late     VirtualMachine/m   m
 "
         );
+    }
+
+    #[test]
+    fn page_shows_what_happens_to_the_data_of_a_vm() {
+        let page = page(&report(&kept()));
+        for part in [
+            "Operation:      restore \"r\" in progress for 30s\n",
+            "  share   configMap       c        filesystem   -        -      -       -\n",
+            "  tools   containerDisk   i:1      cdrom        -        -      -       -\n",
+            "TPM and UEFI variables:\n",
+            "  TPM              yes    persistent-state-for-m-x   10.0 MiB   fast    Bound\n",
+            "  UEFI variables   no     -                          -          -       -\n",
+            "Snapshots, restores and clones:\n",
+            "  VirtualMachineRestore/r    s       Unfinished   30s   Waiting\n",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in\n{page}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::data::{self, CopyKind};
 use crate::{
     guest::{size, text},
     migrations::{Migration, failure},
@@ -33,6 +34,10 @@ pub(super) struct Objects {
     pub data_volumes: Vec<Value>,
     /// Claims of the volumes.
     pub claims: Vec<Value>,
+    /// Claims with its TPM and UEFI variables.
+    pub state_claims: Vec<Value>,
+    /// Snapshots, restores and clones of the VM.
+    pub copies: Vec<(CopyKind, Value)>,
     /// Migrations of the VMI.
     pub migrations: Vec<Value>,
     /// Events about VM, VMI, pods, DataVolumes and claims.
@@ -45,7 +50,7 @@ pub(super) struct Objects {
 
 impl Objects {
     /// Returns the spec in effect: that of the VMI, else the template.
-    fn spec(&self) -> &Value {
+    pub(super) fn spec(&self) -> &Value {
         match (&self.vmi, &self.vm) {
             (Some(vmi), _) => &vmi["spec"],
             (None, Some(vm)) => &vm["spec"]["template"]["spec"],
@@ -58,7 +63,7 @@ impl Objects {
     }
 }
 
-fn array(value: &Value) -> &[Value] {
+pub(super) fn array(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -107,9 +112,12 @@ pub(super) fn report(objects: &Objects) -> Value {
         "guest": status["guestOSInfo"]["prettyName"],
         "cpu": status["currentCPUTopology"],
         "memory": status["memory"]["guestCurrent"],
+        "operation": data::operation(objects),
         "conditions": conditions(objects),
         "volumes": volumes(objects),
         "networks": networks(objects),
+        "persistentState": data::state(objects),
+        "copies": data::copies(objects),
         "lastMigration": last_migration(objects),
         "events": events(objects),
         "unreadable": objects.unreadable,
@@ -180,6 +188,17 @@ fn source(volume: &Value) -> (String, Value) {
     (kind.clone(), named.cloned().unwrap_or_default())
 }
 
+/// Returns the device by which the guest uses a volume.
+fn device(spec: &Value, volume: &Value) -> Option<&'static str> {
+    let devices = &spec["domain"]["devices"];
+    let named = |list: &str| array(&devices[list]).iter().find(|device| device["name"] == *volume);
+    let disk = || {
+        let disk = named("disks")?;
+        Some(["cdrom", "lun"].into_iter().find(|kind| !disk[kind].is_null()).unwrap_or("disk"))
+    };
+    named("filesystems").map(|_| "filesystem").or_else(disk)
+}
+
 fn volumes(objects: &Objects) -> Vec<Value> {
     let statuses = array(&objects.vmi_status()["volumeStatus"]);
     let volume = |volume: &Value| {
@@ -188,7 +207,7 @@ fn volumes(objects: &Objects) -> Vec<Value> {
         let status = statuses.iter().find(|status| status["name"] == volume["name"]);
         let import = import(objects, volume);
         json!({
-            "name": volume["name"], "kind": kind, "source": source,
+            "name": volume["name"], "kind": kind, "source": source, "device": device(objects.spec(), &volume["name"]),
             "target": status.map(|status| &status["target"]),
             "phase": status.map(|status| &status["phase"]), "message": status.map(|status| &status["message"]),
             "claim": claim.map(|claim| json!({
@@ -267,7 +286,7 @@ fn events(objects: &Objects) -> Vec<Value> {
 }
 
 /// Returns the time since then, in the largest unit.
-fn age(then: Option<&str>, now: Timestamp) -> Option<String> {
+pub(super) fn age(then: Option<&str>, now: Timestamp) -> Option<String> {
     let then = then?.parse::<Timestamp>().ok()?;
     let seconds = now.duration_since(then).as_secs().max(0);
     Some(match seconds {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use clap::Args;
+use clap::{ArgAction, Args};
 use futures::{SinkExt, StreamExt};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -62,12 +62,20 @@ pub(crate) struct ForwardOptions {
     /// Local address to listen on
     #[arg(long, default_value = "127.0.0.1", value_parser = local_address)]
     address: IpAddr,
+    /// Connect to VSOCK ports of the VMI, which need no network; TCP only
+    #[arg(long)]
+    vsock: bool,
+    /// Require TLS of the program on the VSOCK port
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true")]
+    vsock_tls: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Tcp,
     Udp,
+    /// A byte stream as TCP. Its end in one direction ends both.
+    Vsock,
 }
 
 impl Protocol {
@@ -75,6 +83,7 @@ impl Protocol {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::Vsock => "vsock",
         }
     }
 }
@@ -88,7 +97,7 @@ struct Port {
 }
 
 impl Port {
-    fn parse(argument: &str) -> Result<Self, Error> {
+    fn parse(argument: &str, vsock: bool) -> Result<Self, Error> {
         let wrong = || Error::Usage(format!("{argument:?} is not of the form [PROTOCOL/]LOCAL[:TARGET]"));
         let (protocol, ports) = match argument.split_once('/') {
             None => (Protocol::Tcp, argument),
@@ -98,12 +107,25 @@ impl Port {
                 _ => return Err(Error::Usage(format!("unknown protocol {protocol:?}: use tcp or udp"))),
             },
         };
+        let protocol = match (protocol, vsock) {
+            (Protocol::Udp, true) => return Err(Error::Usage("only tcp is supported over VSOCK".into())),
+            (_, true) => Protocol::Vsock,
+            (protocol, false) => protocol,
+        };
         let number = |text: &str| text.parse::<u16>().map_err(|_| wrong());
         let (local, remote) = match ports.split_once(':') {
             None => (number(ports)?, number(ports)?),
             Some((local, remote)) => (number(local)?, number(remote)?),
         };
         if remote == 0 { Err(wrong()) } else { Ok(Self { protocol, local, remote }) }
+    }
+
+    /// Returns the subresource for connections.
+    fn subresource(&self, tls: bool) -> String {
+        match self.protocol {
+            Protocol::Vsock => format!("vsock?port={}&tls={tls}", self.remote),
+            Protocol::Tcp | Protocol::Udp => format!("portforward/{}/{}", self.remote, self.protocol.word()),
+        }
     }
 }
 
@@ -113,6 +135,7 @@ struct Remote {
     connection: Arc<Connection>,
     target: Target,
     port: u16,
+    protocol: Protocol,
     path: String,
 }
 
@@ -121,9 +144,12 @@ impl Remote {
         self.stream(&self.path).await
     }
 
-    /// Opens a stream that supports half-close.
-    async fn open_in_halves(&self) -> Result<Stream, Error> {
-        self.stream(&format!("{}?halfClose=true", self.path)).await
+    /// Opens a stream for a connection, with half-close if it exists.
+    async fn open_connection(&self) -> Result<Stream, Error> {
+        match self.protocol {
+            Protocol::Vsock => self.open().await,
+            Protocol::Tcp | Protocol::Udp => self.stream(&format!("{}?halfClose=true", self.path)).await,
+        }
     }
 
     async fn stream(&self, path: &str) -> Result<Stream, Error> {
@@ -151,18 +177,19 @@ fn with_hint(error: Error, port: u16) -> Error {
 }
 
 pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Result<(), Error> {
-    let target = Target::parse(&options.target)?;
-    let ports = options.ports.iter().map(|port| Port::parse(port)).collect::<Result<Vec<_>, _>>()?;
+    let mut target = Target::parse(&options.target)?;
+    if options.vsock {
+        // The subresource exists of VMIs only.
+        target.kind = Kind::Vmi;
+    }
+    let ports = options.ports.iter().map(|port| Port::parse(port, options.vsock)).collect::<Result<Vec<_>, _>>()?;
     let connection = Arc::new(connection.within(target.namespace.as_deref()));
     let remote = |port: &Port| Remote {
         connection: connection.clone(),
         target: target.clone(),
         port: port.remote,
-        path: connection.path(
-            target.resource(),
-            &target.name,
-            &format!("portforward/{}/{}", port.remote, port.protocol.word()),
-        ),
+        protocol: port.protocol,
+        path: connection.path(target.resource(), &target.name, &port.subresource(options.vsock_tls)),
     };
     if options.stdio {
         let [port] = ports.as_slice() else {
@@ -178,7 +205,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
         let failed = || Error::io(format!("cannot listen on {wanted}"));
         let remote = remote(port);
         let bound = match port.protocol {
-            Protocol::Tcp => {
+            Protocol::Tcp | Protocol::Vsock => {
                 let listener = TcpListener::bind(wanted).await.map_err(failed())?;
                 let bound = listener.local_addr().map_err(failed())?;
                 forwards.spawn(serve_tcp(listener, remote));
@@ -213,6 +240,9 @@ async fn stdio(stream: Stream, protocol: Protocol) -> Result<(), Error> {
             if to_guest.send(Message::Binary(Bytes::from(chunk))).await.is_err() {
                 break;
             }
+        }
+        if protocol == Protocol::Vsock {
+            return;
         }
         if protocol == Protocol::Tcp {
             let _ = to_guest.send(Message::Binary(Bytes::new())).await;
@@ -278,8 +308,8 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
         tokio::spawn(async move {
             let _slot = slot;
             let _ = local.set_nodelay(true);
-            let done = match remote.open_in_halves().await {
-                Ok(stream) => copy(stream, local).await,
+            let done = match remote.open_connection().await {
+                Ok(stream) => copy(stream, local, remote.protocol).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = done {
@@ -290,18 +320,17 @@ async fn serve_tcp(listener: TcpListener, remote: Remote) -> Result<(), Error> {
 }
 
 /// Copies until both halves are closed or either side fails.
-async fn copy<C>(stream: WebSocketStream<C>, local: TcpStream) -> Result<(), Error>
+async fn copy<C>(stream: WebSocketStream<C>, local: TcpStream, protocol: Protocol) -> Result<(), Error>
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut to_guest, mut from_guest) = stream.split();
     let (mut read, mut write) = local.into_split();
     let done = {
-        let up = send_all(&mut read, &mut to_guest);
+        let up = send_all(&mut read, &mut to_guest, protocol);
         let down = receive_all(&mut from_guest, &mut write);
         tokio::select! {
-            // The end of this direction is no end of the copy: the local program may still wait for an answer.
-            error = up => Err(error),
+            done = up => done,
             done = down => done,
         }
     };
@@ -310,7 +339,8 @@ where
     done
 }
 
-async fn send_all<R, S>(read: &mut R, to_guest: &mut S) -> Error
+/// Sends what the local program writes. The end of a half is no end of the copy: the program may still wait for an answer.
+async fn send_all<R, S>(read: &mut R, to_guest: &mut S, protocol: Protocol) -> Result<(), Error>
 where
     R: AsyncRead + Unpin,
     S: futures::Sink<Message, Error = tokio_tungstenite::tungstenite::Error> + Unpin,
@@ -320,12 +350,13 @@ where
         buffer.reserve(CHUNK);
         let data = match read.read_buf(&mut buffer).await {
             Ok(_) => buffer.split().freeze(),
-            Err(error) => return Error::io("the local program's connection was lost")(error),
+            Err(error) => return Err(Error::io("the local program's connection was lost")(error)),
         };
         let last = data.is_empty();
-        if let Err(error) = to_guest.send(Message::Binary(data)).await {
-            return broken(error);
+        if last && protocol == Protocol::Vsock {
+            return Ok(());
         }
+        to_guest.send(Message::Binary(data)).await.map_err(broken)?;
         if last {
             return std::future::pending().await;
         }

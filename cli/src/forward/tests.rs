@@ -14,14 +14,18 @@ struct Ends {
 }
 
 /// Forwards a connection between a simulated local program and a simulated server.
-async fn forwarded() -> Ends {
+async fn forwarded_by(protocol: Protocol) -> Ends {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let local = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let accepted = listener.accept().await.unwrap().0;
     let (near, far) = duplex(64 << 10);
     let stream = WebSocketStream::from_raw_socket(near, Role::Client, None).await;
     let server = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
-    Ends { local, server, copy: tokio::spawn(copy(stream, accepted)) }
+    Ends { local, server, copy: tokio::spawn(copy(stream, accepted, protocol)) }
+}
+
+async fn forwarded() -> Ends {
+    forwarded_by(Protocol::Tcp).await
 }
 
 fn pattern() -> Vec<u8> {
@@ -169,9 +173,28 @@ fn ports_are_taken_in_all_their_forms() {
         ("TCP/22", port(Protocol::Tcp, 22, 22)),
         ("0:22", port(Protocol::Tcp, 0, 22)),
     ] {
-        assert_eq!(Port::parse(argument).unwrap(), expected, "{argument}");
+        assert_eq!(Port::parse(argument, false).unwrap(), expected, "{argument}");
     }
     for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "sctp/1", "a", "1:2:3"] {
-        assert!(Port::parse(argument).is_err(), "{argument}");
+        assert!(Port::parse(argument, false).is_err(), "{argument}");
     }
+}
+
+#[test]
+fn vsock_is_a_subresource_of_its_own() {
+    let subresource = |argument: &str, tls| Port::parse(argument, true).map(|port| port.subresource(tls));
+    assert_eq!(subresource("0:22", false).unwrap(), "vsock?port=22&tls=false");
+    assert_eq!(subresource("tcp/80", true).unwrap(), "vsock?port=80&tls=true");
+    assert!(subresource("udp/53", true).is_err());
+    assert_eq!(Port::parse("udp/5353:53", false).unwrap().subresource(true), "portforward/53/udp");
+}
+
+#[tokio::test]
+async fn vsock_connection_ends_with_the_local_program() {
+    let Ends { mut local, mut server, copy } = forwarded_by(Protocol::Vsock).await;
+    local.write_all(b"hello").await.unwrap();
+    local.shutdown().await.unwrap();
+    assert_eq!(server.next().await.unwrap().unwrap(), Message::Binary(Bytes::from_static(b"hello")));
+    assert!(matches!(server.next().await, Some(Ok(Message::Close(_))) | None));
+    copy.await.unwrap().unwrap();
 }
