@@ -158,6 +158,8 @@ export SELECTOR := $(RELEASE)/stories
 STORY :=
 # A revision: stories that test what changed since.
 CHANGED :=
+# If not empty, metrics-server is built, once in half a minute, for the story about load.
+METRICS :=
 # If not empty, e2e/story-times.tsv gets the durations of the stories.
 RENEW_TIMES = $(RENEW)
 SELECTION = $(if $(CHANGED),--changed $(CHANGED),$(STORY))
@@ -166,8 +168,8 @@ e2e: images debug-image guests ## Runs stories (end-to-end tests) on the test cl
 	$(TESTS) --test conformance --test e2e --test audit --no-run
 	$(TESTS) --test e2e -- --list | $(SELECTOR) select $(SELECTION)
 	@$(AWAIT_AHEAD)
-	! test -s build/stories-selected || \
-	$(CLUSTER) run $(addprefix --kubernetes ,$(KUBERNETES)) --nodes $(NODES) -- env RENEW=$(RENEW_TIMES) e2e/run.sh
+	! test -s build/stories-selected || { $(if $(METRICS),METRICS_SERVER=$$($(CLUSTER) build-metrics-server) && export METRICS_SERVER && )\
+	$(CLUSTER) run $(addprefix --kubernetes ,$(KUBERNETES)) --nodes $(NODES) -- env RENEW=$(RENEW_TIMES) e2e/run.sh; }
 
 # Versions of Kubernetes other than the default. Each is built once, from a module of its own that `ahead` leaves alone.
 OTHER_VERSIONS := 1.35 1.37
@@ -204,12 +206,14 @@ test: $(EVERYTHING) node-smoke ## Runs lint, unit tests, cluster up, core storie
 
 .PHONY: test-all
 test-all: RENEW_TIMES = 1
+test-all: METRICS = 1
 test-all: $(EVERYTHING) ## Runs test with all stories, and renews e2e/story-times.tsv
 
 .PHONY: test-long
 test-long: export FLOOD_SECONDS = 120
 test-long: export FUZZ_SECONDS = 60
 test-long: export KILLS = all
+test-long: METRICS = 1
 test-long: $(EVERYTHING) csi-sanity rules release-test upgrade-test moving-test guides-test versions node-test ## Runs test-all with all rows of the tables of kills, long attacks, more fuzzing, and csi-sanity, rules, release-test, upgrade-test, moving-test, guides-test, versions and node-test
 
 # Builds the benchmark.
@@ -232,6 +236,12 @@ trace-picture: images guests ## Draws a real start of a VM into docs/images/star
 	$(TESTS) --test e2e --no-run
 	@$(AWAIT_AHEAD)
 	$(CLUSTER) run -- env TRACE_PICTURE=docs/images/start.svg $(TESTS) --test e2e -- traces:: --nocapture
+
+.PHONY: console-picture
+console-picture: images guests ## Takes the picture of a real web console into docs/images/web-console.png (needs chromium)
+	$(TESTS) --test e2e --no-run
+	@$(AWAIT_AHEAD)
+	$(CLUSTER) run -- env CONSOLE_PICTURE=docs/images/web-console.png $(TESTS) --test e2e -- web_console:: --nocapture
 
 .PHONY: csi-sanity
 csi-sanity: build ## Tests the storage driver of the test cluster with csi-sanity (builds it once, half a minute)

@@ -13,6 +13,10 @@ pub const ACCEPTED: &[(&str, &str)] = &[
         "chromium",
         "the story of the web console is the only one that needs a browser, of which the packages take 300 MB",
     ),
+    (
+        "metrics-server",
+        "`make test-all` and `make test-long` build it; another story scales a pool by a metric of its own",
+    ),
     ("swtpm, for its programs", "stories with a TPM run those of the launcher image"),
     ("qemu-img", "stories import images of all formats with that of the image virt-importer"),
     (
@@ -39,6 +43,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("foreign cluster: storage that all nodes share", "on other clusters volumes are made on the disk of one node"),
     ("foreign cluster: the test cluster's storage driver", "classes of other clusters have no known abilities"),
     ("foreign cluster: a layer-2 network of all nodes", "the bridges of other clusters are not known"),
+    ("foreign cluster: directory of a kubelet on this host", "the device plugin of the story listens there"),
     ("foreign cluster: two nodes", "a cluster of KUBECONFIG may have one node, from which no VM can migrate"),
     ("foreign cluster: no other VMI", "a cluster of KUBECONFIG may run VMIs of others, which the story would evict"),
 ];

@@ -91,6 +91,14 @@ pub const KUBECONFORM: Module = Module {
     kubernetes: Kubernetes::V1_36,
 };
 
+/// metrics-server, which measures pods for autoscalers. Its libraries are those of [`CLUSTER`] and compiled with them.
+pub const METRICS_SERVER: Module = Module {
+    folder: "e2e/cluster/metrics-server",
+    packages: &["tool"],
+    name: "metrics-server",
+    kubernetes: Kubernetes::V1_36,
+};
+
 /// promtool, which tests rules for Prometheus and checks metrics.
 pub const PROMTOOL: Module = Module {
     folder: "e2e/cluster/promtool",

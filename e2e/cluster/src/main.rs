@@ -63,6 +63,8 @@ enum Action {
     BuildRegistry,
     /// Builds promtool, unless it is cached, and prints the path of the program
     BuildPromtool,
+    /// Builds metrics-server, unless it is cached, and prints the path of the program
+    BuildMetricsServer,
     /// Builds csi-sanity, unless it is cached, and prints the path of the program
     BuildCsiSanity,
     /// Lints the chart and checks the manifests that it renders; needs no cluster
@@ -168,6 +170,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Action::BuildPromtool => {
             let bin = components::ensure_module(&plan, &components::PROMTOOL, &progress.to_stderr())?;
             println!("{}", bin.join("promtool").display());
+        }
+        Action::BuildMetricsServer => {
+            let bin = components::ensure_module(&plan, &components::METRICS_SERVER, &progress.to_stderr())?;
+            println!("{}", bin.join("metrics-server").display());
         }
         Action::BuildCsiSanity => {
             let bin = components::ensure_module(&plan, &components::CSI_SANITY, &progress.to_stderr())?;

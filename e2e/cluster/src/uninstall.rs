@@ -103,13 +103,15 @@ mod tests {
     #[test]
     fn each_left_over_is_named() {
         let cluster = "apiservice.apiregistration.k8s.io/v1.subresources.kubevirt.io\n\
-            clusterrole.rbac.authorization.k8s.io/kubevirt.io:view\n";
+            clusterrole.rbac.authorization.k8s.io/kubevirt.io:view\n\
+            virtualmachineclusterinstancetype.instancetype.kubevirt.io/u1.nano\n";
         let left = left_over(cluster, "secret/kubevirt-ca\n", r#"{"kubevirt.io/schedulable":"true"}"#);
         assert_eq!(
             left,
             [
                 "apiservice.apiregistration.k8s.io/v1.subresources.kubevirt.io",
                 "clusterrole.rbac.authorization.k8s.io/kubevirt.io:view",
+                "virtualmachineclusterinstancetype.instancetype.kubevirt.io/u1.nano",
                 "secret/kubevirt-ca",
                 "labels or annotations of nodes",
             ]

@@ -15,6 +15,8 @@ use crate::environment::TIMEOUT;
 /// Chromium reads commands from descriptor 3 and writes answers to 4. Its sandbox does not start for root.
 const COMMAND: &str = "exec chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
      --window-size=1280,800 --remote-debugging-pipe --user-data-dir=\"$1\" about:blank 3<&0 4>&1 0</dev/null 1>&2 2>/dev/null";
+/// Width of pictures in pixels.
+const WIDTH: u32 = 1240;
 /// Time limit of a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -97,6 +99,23 @@ impl Browser {
     /// Brings a tab to the front: the others do not draw.
     async fn show(&mut self, tab: &Tab) -> Result<()> {
         self.call(Some(tab), "Page.bringToFront", json!({})).await.map(drop)
+    }
+
+    /// Returns a picture of a whole page: PNG in base64.
+    ///
+    /// # Errors
+    /// Fails if the browser fails.
+    pub async fn picture(&mut self, tab: &Tab) -> Result<String> {
+        self.show(tab).await?;
+        // The page is never lower than the window.
+        let mut height = json!(1);
+        for _ in 0..2 {
+            let size = json!({"width": WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": false});
+            self.call(Some(tab), "Emulation.setDeviceMetricsOverride", size).await?;
+            height = self.evaluate(tab, "document.documentElement.scrollHeight").await?;
+        }
+        let taken = self.call(Some(tab), "Page.captureScreenshot", json!({"format": "png"})).await?;
+        taken["data"].as_str().map(str::to_owned).context("no picture")
     }
 
     /// Returns the value of an expression in a page.

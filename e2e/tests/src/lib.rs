@@ -10,15 +10,19 @@
 //! storage                       directories and devices of a node for claims
 //! flood                         an attack on the installation
 //! collector  external_metric    receives traces, serves a metric
+//! metrics_server                serves the load of pods
+//! device_plugin                 offers devices to kubelet
 //! browser                       pages in Chromium
 //! ```
 
 mod answer;
 mod browser;
 mod collector;
+mod device_plugin;
 mod environment;
 mod external_metric;
 mod flood;
+mod metrics_server;
 mod plugin;
 mod socket;
 pub mod storage;
@@ -28,12 +32,14 @@ pub mod webhook;
 pub use answer::Answer;
 pub use browser::{Browser, Tab};
 pub use collector::{CollectedSpan, Collector};
+pub use device_plugin::DevicePlugin;
 pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,
     skip,
 };
 pub use external_metric::ExternalMetric;
 pub use flood::{Extent, Flood};
+pub use metrics_server::MetricsServer;
 pub use plugin::{Console, Ended, Served, echo, ends};
 pub use socket::Socket;
 pub use story::{Node, OpenStreams, Story, signal, story, story_alone, story_large};

@@ -1,14 +1,19 @@
-//! Host devices, and VSOCK, which is one. Nodes of the test cluster have none, so the pod stays unschedulable.
+//! Host devices, GPUs, and VSOCK, which is one. Nodes of the test cluster have none, so the pod stays unschedulable, or gets a GPU
+//! without an address.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, story_alone};
+use ferrovirt_e2e_tests::{DevicePlugin, Story, TIMEOUT, own_cluster, skip, story_alone};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::manifests;
+
+/// Resource of a GPU, and the ID of one.
+const GPU: &str = "ferrovirt.test/gpu";
+const GPU_ID: &str = "GPU-e2e0-0001";
 
 #[test]
 fn vmi_waits_for_a_permitted_device() {
@@ -30,6 +35,61 @@ fn vmi_waits_for_a_permitted_device() {
         configure(s, &Value::Null, &Value::Null).await?;
         result
     });
+}
+
+#[test]
+fn gpu_that_kubelet_has_allocated_shows_in_the_metrics() {
+    story_alone("gpu", async |s| {
+        let Some(plan) = own_cluster()? else {
+            return skip("directory of a kubelet on this host");
+        };
+        let (name, _) = s.one_node().await?;
+        let node = plan.node_of_namespace(&format!("{}-{name}", plan.prefix()));
+        let plugin = DevicePlugin::offer(&node.context("a node of another cluster")?, GPU, &[GPU_ID]).await?;
+        let card = json!({"pciVendorSelector": "1AF4:FFFE", "resourceName": GPU, "externalResourceProvider": true});
+        configure(s, &Value::Null, &json!({"pciHostDevices": [card]})).await?;
+        let shown = gpu_is_shown(s, &name).await;
+        configure(s, &Value::Null, &Value::Null).await?;
+        drop(plugin);
+        shown
+    });
+}
+
+/// The plugin gives the container no address, so that the guest does not start and the VMI says why.
+async fn gpu_is_shown(s: &Story, node: &str) -> Result<()> {
+    let devices = format!("devices: {{gpus: [{{name: card, deviceName: {GPU}}}]}}");
+    make(s, &manifests::kernel_vm("box", "Always").replace("devices: {}", &devices)).await?;
+    let minute = Duration::from_secs(60);
+    let message = s.wait_event("box", "SyncFailed", minute).await?;
+    let missing = format!("the pod has no device of resource {GPU} left for GPU card");
+    ensure!(message.contains(&missing), "the event does not say what is missing: {message}");
+    let pod = s.launcher_pod("box").await?;
+    let pod = pod["metadata"]["name"].as_str().context("pod without a name")?;
+    let labels = [
+        ("node", node),
+        ("namespace", s.namespace.as_str()),
+        ("name", "box"),
+        ("pod", pod),
+        ("resource", GPU),
+        ("uuid", GPU_ID),
+    ]
+    .map(|(label, value)| format!("{label}=\"{value}\""));
+    let is_of_gpu = |line: &&String| line.starts_with("kubevirt_vmi_gpu_info{") && line.contains(&labels[1]);
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let lines = s.metrics("virt-handler").await?;
+        let found = lines.iter().find(is_of_gpu);
+        if found.is_some_and(|line| line.ends_with(" 1") && labels.iter().all(|label| line.contains(label))) {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "no metric with {labels:?}: {found:?}");
+        sleep(Duration::from_secs(1)).await;
+    }
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", minute).await?;
+    let left = s.metrics("virt-handler").await?;
+    ensure!(!left.iter().any(|line| is_of_gpu(&line)), "the metric stays without the VMI");
+    Ok(())
 }
 
 /// Sets feature gates and permitted devices of the installation.

@@ -95,7 +95,10 @@ fn describe_names_what_a_vm_waits_for() {
             "      nodeSelector: {zone: nowhere}\n      terminationGracePeriodSeconds",
         );
         s.apply(&nowhere).await?;
-        s.apply(&manifests::vm("halted", "Halted")).await?;
+        let with_tpm = manifests::vm("halted", "Halted")
+            .replace("        devices:\n", "        devices:\n          tpm: {persistent: true}\n");
+        s.apply(&with_tpm).await?;
+        s.virt(&["snapshot", "halted", "kept"]).await?;
         let deadline = tokio::time::Instant::now() + TIMEOUT;
         loop {
             let report: Value = serde_json::from_str(&s.virt(&["describe", "stuck", "--output=json"]).await?)?;
@@ -114,7 +117,9 @@ fn describe_names_what_a_vm_waits_for() {
             ensure!(page.contains(part), "no {part:?} in\n{page}");
         }
         let page = s.virt(&["describe", "halted"]).await?;
-        ensure!(page.contains("start it with: kubectl virt start halted"), "{page}");
+        for part in ["start it with: kubectl virt start halted", "TPM      yes", "VirtualMachineSnapshot/kept"] {
+            ensure!(page.contains(part), "no {part:?} in\n{page}");
+        }
         let missing = s.virt(&["describe", "nothing"]).await;
         ensure!(missing.is_err_and(|error| error.to_string().contains("no VM or VMI nothing")), "a missing VM");
         Ok(())

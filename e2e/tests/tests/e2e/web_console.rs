@@ -1,11 +1,14 @@
 //! `kubectl virt ui`, used in a browser.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Browser, Story, Tab, story};
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use ferrovirt_e2e_tests::{Browser, Story, Tab, repository, story};
 use serde_json::json;
 
 use crate::manifests;
 
+/// Variable with the file for a picture of the list: `make console-picture`.
+const PICTURE: &str = "CONSOLE_PICTURE";
 /// Fills lines of the guest's screen, in reverse video.
 const FILL_LINES: &str = r"printf '\033[2J\033[H\033[7m%300s\033[0m' '' >/dev/tty1; echo lines filled: $((40+2))";
 /// Counts the rows of pixels of the display that are lit from the left to the right.
@@ -36,16 +39,25 @@ fn button(label: &str) -> String {
 }
 
 async fn use_page(s: &Story, browser: &mut Browser) -> Result<()> {
-    s.apply(&manifests::vm("box", "Halted")).await?;
+    s.apply(&manifests::vm("web", "Halted")).await?;
+    s.apply(&manifests::vm("db", "Halted")).await?;
+    s.apply(&manifests::vm("analysis", "Always").replace("guest: 128Mi", "guest: 900Gi")).await?;
     let (plugin, url) = s.web_console().await?;
     let list = browser.open(&url).await?;
-    let state = |text: &str| format!("document.querySelector('#vms tbody').innerText.includes('{text}')");
-    browser.wait(&list, &state("Stopped")).await?;
-    let is_disabled = browser.evaluate(&list, &format!("{}.disabled", button("Stop box"))).await?;
+    let shows = |vm: &str, text: &str| {
+        let rows = "[...document.querySelectorAll('#vms tbody tr')].map((row) => row.innerText)";
+        format!("{rows}.some((row) => row.startsWith('{vm}') && row.includes('{text}'))")
+    };
+    browser.wait(&list, &shows("web", "Stopped")).await?;
+    let is_disabled = browser.evaluate(&list, &format!("{}.disabled", button("Stop web"))).await?;
     ensure!(is_disabled == true, "a stopped VM can be stopped");
-    browser.evaluate(&list, &format!("{}.click()", button("Start box"))).await?;
-    s.wait_running("box").await?;
-    browser.wait(&list, &state("Running")).await?;
+    browser.evaluate(&list, &format!("{}.click()", button("Start web"))).await?;
+    s.wait_running("web").await?;
+    browser.wait(&list, &shows("web", "Running")).await?;
+    browser.wait(&list, &shows("analysis", "Insufficient memory")).await?;
+    if let Ok(path) = std::env::var(PICTURE) {
+        std::fs::write(repository().join(path), BASE64.decode(browser.picture(&list).await?)?)?;
+    }
 
     let console = page(browser, &list, "Console").await?;
     let screen = |text: &str| {
@@ -62,9 +74,9 @@ async fn use_page(s: &Story, browser: &mut Browser) -> Result<()> {
     browser.wait(&display, &format!("{LIT_ROWS} >= 8")).await?;
 
     other_pages_are_refused(browser, plugin.port, &url).await?;
-    browser.evaluate(&list, &format!("{}.click()", button("Stop box"))).await?;
+    browser.evaluate(&list, &format!("{}.click()", button("Stop web"))).await?;
     browser.evaluate(&list, "document.getElementById('question-yes').click()").await?;
-    browser.wait(&list, &state("Stopped")).await?;
+    browser.wait(&list, &shows("web", "Stopped")).await?;
     browser.wait(&console, "document.getElementById('state').textContent.startsWith('Disconnected')").await?;
     plugin.stop().await?;
     Ok(())
@@ -73,7 +85,7 @@ async fn use_page(s: &Story, browser: &mut Browser) -> Result<()> {
 /// Opens the page of a link in the list.
 async fn page(browser: &mut Browser, list: &Tab, link: &str) -> Result<Tab> {
     let url =
-        browser.evaluate(list, &format!("document.querySelector('a[aria-label=\"{link} of box\"]').href")).await?;
+        browser.evaluate(list, &format!("document.querySelector('a[aria-label=\"{link} of web\"]').href")).await?;
     browser.open(url.as_str().context("no address")?).await
 }
 
@@ -91,7 +103,7 @@ async fn other_pages_are_refused(browser: &mut Browser, port: u16, url: &str) ->
     let stranger = browser.open(&format!("http://127.0.0.1:{port}/")).await?;
     browser.wait(&stranger, "document.body.innerText.startsWith('403 Forbidden')").await?;
     let guess =
-        format!("fetch('/{}/vms/x/box/stop', {{method: 'POST'}}).then((answer) => answer.status)", "0".repeat(64));
+        format!("fetch('/{}/vms/x/web/stop', {{method: 'POST'}}).then((answer) => answer.status)", "0".repeat(64));
     let open = format!(
         "new Promise((done) => {{
             const socket = new WebSocket('ws://localhost:{port}{}watch');
