@@ -4,51 +4,13 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::report::{Objects, age, array};
+use super::objects::{CopyKind, Objects, age, array, made};
 use crate::{copies, guest::text, snapshot, wait::Progress};
 
 /// Objects in the report.
 const MOST: usize = 20;
 
-/// A kind of objects that hold, restore or copy the data of VMs.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum CopyKind {
-    Snapshot,
-    Restore,
-    Clone,
-}
-
 impl CopyKind {
-    /// All kinds.
-    pub(super) const ALL: [Self; 3] = [Self::Snapshot, Self::Restore, Self::Clone];
-
-    /// Returns group with version, and plural.
-    pub(super) const fn resource(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Snapshot => ("snapshot.kubevirt.io/v1beta1", "virtualmachinesnapshots"),
-            Self::Restore => ("snapshot.kubevirt.io/v1beta1", "virtualmachinerestores"),
-            Self::Clone => ("clone.kubevirt.io/v1beta1", "virtualmachineclones"),
-        }
-    }
-
-    const fn kind(self) -> &'static str {
-        match self {
-            Self::Snapshot => "VirtualMachineSnapshot",
-            Self::Restore => "VirtualMachineRestore",
-            Self::Clone => "VirtualMachineClone",
-        }
-    }
-
-    /// Returns true if the object is about the VM of this name.
-    pub(super) fn is_about(self, object: &Value, vm: &str) -> bool {
-        let is_vm = |reference: &Value| reference["kind"] == "VirtualMachine" && reference["name"] == vm;
-        match self {
-            Self::Snapshot => is_vm(&object["spec"]["source"]),
-            Self::Restore => is_vm(&object["spec"]["target"]),
-            Self::Clone => is_vm(&object["spec"]["source"]) || made(object) == vm,
-        }
-    }
-
     /// Returns the other object: the snapshot of a restore, the other VM or the snapshot of a clone.
     fn other(self, object: &Value, vm: &str) -> Value {
         match self {
@@ -66,12 +28,6 @@ impl CopyKind {
             Self::Clone => copies::cloned(&text(&object["spec"]["source"]["name"]), Some(object)),
         }
     }
-}
-
-/// Returns the name of the VM that a clone makes.
-fn made(clone: &Value) -> &Value {
-    let named = &clone["spec"]["target"]["name"];
-    if named.is_string() { named } else { &clone["status"]["targetName"] }
 }
 
 /// Returns the operation that needs the VM's data to hold still, with its age.

@@ -2,6 +2,7 @@
 //! other copies, the last migration, events.
 
 mod data;
+mod objects;
 mod page;
 mod report;
 
@@ -12,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::{data::CopyKind, report::Objects};
+use self::objects::{CopyKind, Objects};
 use crate::{
     Connection, Error,
     error::is_not_found,

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::data::{self, CopyKind};
+use super::{
+    data,
+    objects::{Objects, age, array},
+};
 use crate::{
     guest::{size, text},
     migrations::{Migration, failure},
@@ -18,54 +21,6 @@ use crate::{
 const EVENTS: usize = 20;
 /// Final phase of a DataVolume.
 const FILLED: &str = "Succeeded";
-
-/// The objects of a VM.
-#[derive(Debug, Default)]
-pub(super) struct Objects {
-    /// Name of VM and VMI.
-    pub name: String,
-    /// Their namespace.
-    pub namespace: String,
-    /// The VM.
-    pub vm: Option<Value>,
-    /// The VMI.
-    pub vmi: Option<Value>,
-    /// DataVolumes of the volumes.
-    pub data_volumes: Vec<Value>,
-    /// Claims of the volumes.
-    pub claims: Vec<Value>,
-    /// Claims with its TPM and UEFI variables.
-    pub state_claims: Vec<Value>,
-    /// Snapshots, restores and clones of the VM.
-    pub copies: Vec<(CopyKind, Value)>,
-    /// Migrations of the VMI.
-    pub migrations: Vec<Value>,
-    /// Events about VM, VMI, pods, DataVolumes and claims.
-    pub events: Vec<Value>,
-    /// Kinds that could not be read, with the reason.
-    pub unreadable: BTreeSet<String>,
-    /// Time of the report.
-    pub now: Timestamp,
-}
-
-impl Objects {
-    /// Returns the spec in effect: that of the VMI, else the template.
-    pub(super) fn spec(&self) -> &Value {
-        match (&self.vmi, &self.vm) {
-            (Some(vmi), _) => &vmi["spec"],
-            (None, Some(vm)) => &vm["spec"]["template"]["spec"],
-            (None, None) => &Value::Null,
-        }
-    }
-
-    fn vmi_status(&self) -> &Value {
-        self.vmi.as_ref().map_or(&Value::Null, |vmi| &vmi["status"])
-    }
-}
-
-pub(super) fn array(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
 
 fn named<'a>(objects: &'a [Value], name: &str) -> Option<&'a Value> {
     objects.iter().find(|object| object["metadata"]["name"] == name)
@@ -285,18 +240,6 @@ fn events(objects: &Objects) -> Vec<Value> {
     newest.into_iter().map(event).collect()
 }
 
-/// Returns the time since then, in the largest unit.
-pub(super) fn age(then: Option<&str>, now: Timestamp) -> Option<String> {
-    let then = then?.parse::<Timestamp>().ok()?;
-    let seconds = now.duration_since(then).as_secs().max(0);
-    Some(match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    })
-}
-
 /// Returns a size as text.
 pub(super) fn shown_size(quantity: &Value) -> String {
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -431,21 +374,6 @@ pub(super) mod tests {
                 (&report["state"], &report["detail"]),
                 (&json!("Stopped"), &json!("start it with: kubectl virt start m"))
             );
-        }
-    }
-
-    #[test]
-    fn ages_have_one_unit() {
-        let now = "2026-11-29T06:00:00Z".parse().unwrap();
-        for (then, expected) in [
-            ("2026-11-29T05:59:01Z", Some("59s")),
-            ("2026-11-29T05:50:00.123456Z", Some("9m")),
-            ("2026-11-29T01:00:00Z", Some("5h")),
-            ("2026-11-20T06:00:00Z", Some("9d")),
-            ("2026-11-29T07:00:00Z", Some("0s")),
-            ("soon", None),
-        ] {
-            assert_eq!(age(Some(then), now).as_deref(), expected, "{then}");
         }
     }
 
