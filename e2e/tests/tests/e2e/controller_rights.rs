@@ -268,6 +268,13 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         with_token["spec"]["automountServiceAccountToken"] = json!(true);
         let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_token).await?;
         ensure!(answer.is_none(), "a launcher pod with a token is refused: {answer:?}");
+        let mut with_cloud = original.clone();
+        let token = json!({"serviceAccountToken": {"path": "token", "audience": "cloud.test"}});
+        push(&mut with_cloud["spec"]["volumes"], json!({"name": "cloud", "projected": {"sources": [token]}}));
+        let mount = json!({"name": "cloud", "mountPath": "/var/run/secrets/cloud.test/serviceaccount"});
+        push(&mut with_cloud["spec"]["containers"][0]["volumeMounts"], mount);
+        let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &with_cloud).await?;
+        ensure!(answer.is_none(), "a launcher pod with the token of a cloud is refused: {answer:?}");
         let mut wrong = Vec::new();
         for (what, change) in REFUSED_PODS {
             let mut pod = original.clone();
