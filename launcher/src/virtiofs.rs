@@ -24,7 +24,8 @@ use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 use tokio::{
     process::{Child, Command},
-    time::{Instant, sleep},
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
 };
 
 use crate::paths::Paths;
@@ -35,6 +36,8 @@ const PROGRAM: &str = "/usr/libexec/virtiofsd";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Interval at which its socket is looked for.
 const CHECK: Duration = Duration::from_millis(10);
+/// Limit of concurrent looks at file systems that others have mounted.
+static LOOKING: Semaphore = Semaphore::const_new(1);
 
 /// Failure to serve a file system.
 #[derive(Debug, Error)]
@@ -47,6 +50,14 @@ pub(crate) enum VirtiofsError {
         "cannot share file system {name}: path {path} is in no directory that was mounted into container compute for others"
     )]
     NotMounted {
+        /// Name of the file system.
+        name: String,
+        /// Path in the container.
+        path: String,
+    },
+    /// The file system that others have mounted does not answer.
+    #[error("cannot share file system {name}: the file system of path {path} does not answer")]
+    Unanswered {
         /// Name of the file system.
         name: String,
         /// Path in the container.
@@ -85,7 +96,7 @@ pub(crate) async fn serve(vmi: &VirtualMachineInstance, paths: &Paths) -> Result
             socket: paths.virtiofs().join(socket_name(name)),
             limit: DEADLINE,
         };
-        server.start(&arguments(volume, paths)?).await?;
+        server.start(&arguments(volume, &directory(volume, paths).await?)).await?;
     }
     Ok(())
 }
@@ -95,14 +106,13 @@ pub(crate) fn socket_name(name: &str) -> String {
     format!("{name}.sock")
 }
 
-/// Returns the arguments for a volume, without the socket.
-fn arguments(volume: &Volume, paths: &Paths) -> Result<Vec<String>, VirtiofsError> {
+/// Returns the directory of the pod with a volume.
+async fn directory(volume: &Volume, paths: &Paths) -> Result<PathBuf, VirtiofsError> {
     let name = &volume.name;
-    let directory = if let Some(source) = &volume.container_path {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let found = mounted(Path::new(&source.path), &mounts);
-        found.ok_or_else(|| VirtiofsError::NotMounted { name: name.clone(), path: source.path.clone() })?
-    } else if volume.config_map.is_some() {
+    if let Some(source) = &volume.container_path {
+        return mounted_in_time(name, &source.path).await;
+    }
+    Ok(if volume.config_map.is_some() {
         paths.config_map(name)
     } else if volume.secret.is_some() {
         paths.secret(name)
@@ -112,7 +122,29 @@ fn arguments(volume: &Volume, paths: &Paths) -> Result<Vec<String>, VirtiofsErro
         paths.filesystem_volume(name)
     } else {
         paths.service_account()
-    };
+    })
+}
+
+/// Returns the directory at a path of the container. Others have mounted its file system, which may never answer.
+async fn mounted_in_time(name: &str, path: &str) -> Result<PathBuf, VirtiofsError> {
+    let unanswered = || VirtiofsError::Unanswered { name: name.to_owned(), path: path.to_owned() };
+    let turn = LOOKING.try_acquire().map_err(|_| unanswered())?;
+    let source = PathBuf::from(path);
+    let looked = tokio::task::spawn_blocking(move || {
+        let found = std::fs::read_to_string("/proc/self/mountinfo").map(|mounts| mounted(&source, &mounts));
+        drop(turn);
+        found
+    });
+    match timeout(DEADLINE, looked).await {
+        Ok(Ok(Ok(Some(directory)))) => Ok(directory),
+        Ok(Ok(Ok(None))) => Err(VirtiofsError::NotMounted { name: name.to_owned(), path: path.to_owned() }),
+        Ok(Ok(Err(source))) => Err(VirtiofsError::Start { name: name.to_owned(), source }),
+        Ok(Err(_)) | Err(_) => Err(unanswered()),
+    }
+}
+
+/// Returns the arguments for a volume that lies in this directory, without the socket.
+fn arguments(volume: &Volume, directory: &Path) -> Vec<String> {
     let mut arguments = vec![format!("--shared-dir={}", directory.display())];
     // The pod is the sandbox. virtiofsd cannot create another without capabilities.
     let fixed = ["--sandbox=none", "--cache=auto", "--log-level=warn"];
@@ -125,7 +157,7 @@ fn arguments(volume: &Volume, paths: &Paths) -> Result<Vec<String>, VirtiofsErro
         // Only their owner reads tokens, which is root in the guest.
         arguments.push("--translate-uid=host:107:0:1".to_owned());
     }
-    Ok(arguments)
+    arguments
 }
 
 /// Returns the directory at a path, if others have mounted it or one above it. Links are not followed, but for that of `/var/run`.
@@ -259,8 +291,8 @@ mod tests {
         serde_json::from_value(source).unwrap()
     }
 
-    #[test]
-    fn each_volume_has_its_directory() {
+    #[tokio::test]
+    async fn each_volume_has_its_directory() {
         let private = "/var/run/kubevirt-private";
         let token = "/var/run/secrets/kubernetes.io/serviceaccount";
         for (source, directory) in [
@@ -271,7 +303,8 @@ mod tests {
             (json!({"persistentVolumeClaim": {"claimName": "c"}}), format!("{private}/vmi-disks/v")),
             (json!({"dataVolume": {"name": "d"}}), format!("{private}/vmi-disks/v")),
         ] {
-            let arguments = arguments(&volume(source.clone()), &Paths::default()).unwrap();
+            let volume = volume(source.clone());
+            let arguments = arguments(&volume, &super::directory(&volume, &Paths::default()).await.unwrap());
             assert_eq!(arguments[0], format!("--shared-dir={directory}"), "{source}");
             let is_translated = arguments.contains(&"--translate-uid=host:107:0:1".to_owned());
             assert_eq!(is_translated, directory == token, "{source}");
@@ -309,6 +342,16 @@ mod tests {
             assert_eq!(found(&refused), None, "{}", refused.display());
         }
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[tokio::test]
+    async fn path_of_a_file_system_that_does_not_answer_is_named() {
+        let volume = volume(json!({"containerPath": {"path": "/run/kubevirt-private"}}));
+        let refused = async || super::directory(&volume, &Paths::default()).await.unwrap_err().to_string();
+        assert!(refused().await.contains("is in no directory"));
+        let turn = LOOKING.acquire().await.unwrap();
+        assert!(refused().await.ends_with("the file system of path /run/kubevirt-private does not answer"));
+        drop(turn);
     }
 
     #[tokio::test]
