@@ -164,7 +164,13 @@ impl VmState {
     /// Marks the claim; `beside`: only if it has the state of both ends. Storage that does not answer is left after a time limit, since
     /// the guest stands still.
     async fn mark(&self, migration: &str, beside: bool) {
-        let Ok(turn) = MARKING.try_acquire() else { return };
+        let Ok(turn) = MARKING.try_acquire() else {
+            tracing::error!(
+                migration,
+                "cannot record in the claim of the state that the guest has left: an earlier record hangs"
+            );
+            return;
+        };
         let (migration, paths) = (migration.to_owned(), self.paths.clone());
         let marked = tokio::task::spawn_blocking(move || {
             let marked = mark(&paths, &migration, beside);
