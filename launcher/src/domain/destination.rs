@@ -1,4 +1,5 @@
-//! The XML with which a domain arrives at the target of a migration that brings disks to other claims, or threads to other CPUs. Pure.
+//! The XML with which a domain arrives at the target of a migration that brings disks to other claims, threads to other CPUs, or memory to
+//! other NUMA nodes. Pure.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ pub(crate) struct MovedDisk {
 
 /// Returns a domain's XML in which disks have the files or devices of the target. A disk keeps its size in bytes by a slice: QEMU
 /// copies only between disks of the same size, and the new claim can be larger. Threads have the CPUs of the target's pod. `None` if
-/// the domain has no such disk.
+/// the domain has no such disk or no NUMA cells.
 pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)], pinning: Option<&Pinning>) -> Option<String> {
     let document = (xml.len() <= XML_LIMIT).then(|| Document::parse(xml).ok()).flatten()?;
     let child = |name: &str| document.root_element().children().find(|node| node.has_tag_name(name));
@@ -27,6 +28,12 @@ pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)], pinning: Op
     if let Some(pinning) = pinning {
         let at = child("cputune").map_or(devices.range().start..devices.range().start, |tuning| tuning.range());
         changes.push((at, pinning.element().to_xml().trim_end().to_owned()));
+        // libvirt refuses other cells than the guest has.
+        if let Some(numa) = &pinning.numa {
+            let cells = child("cpu")?.children().find(|node| node.has_tag_name("numa"))?;
+            changes.push((child("numatune")?.range(), numa.tune().to_xml().trim_end().to_owned()));
+            changes.push((cells.range(), numa.cells().to_xml().trim_end().to_owned()));
+        }
     }
     for (moved, size) in disks {
         let mut elements = devices.children().filter(|node| node.has_tag_name("disk"));
@@ -64,7 +71,12 @@ fn changes_of(disk: Node<'_, '_>, backend: &Backend, size: u64) -> Option<[(Rang
 mod tests {
     use super::*;
     use crate::{
-        domain::{diff::diff, parse::parse},
+        domain::{
+            diff::diff,
+            numa::Numa,
+            parse::parse,
+            pinning::{HostCell, HostCpu},
+        },
         storage::ImageFormat,
     };
 
@@ -149,6 +161,23 @@ mod tests {
             let after = destination_xml(&domain(tuning), &[], Some(&pinning)).unwrap();
             assert!(is_equal(&after, &domain(new)), "{tuning}: {after}");
         }
+    }
+
+    #[test]
+    fn guest_has_its_memory_in_the_nodes_of_the_target() {
+        let cell = HostCell { id: 3, cpus: vec![HostCpu { id: 5, siblings: vec![5] }], distances: Vec::new() };
+        let numa = Some(Numa::new(&[cell], &[5], 1, 4 << 20, 2 << 20).unwrap());
+        let pinning = Pinning { vcpus: vec![5], numa, ..Pinning::default() };
+        let domain = |cpu: u32, node: u32, memory: &str| {
+            format!(
+                "<domain><cputune><vcpupin vcpu='0' cpuset='{cpu}'/></cputune><numatune><memory mode='strict' nodeset='{node}'/>\
+                 <memnode cellid='0' mode='strict' nodeset='{node}'/></numatune><cpu><numa><cell id='0' cpus='0' {memory}/>\
+                 </numa></cpu><devices/></domain>"
+            )
+        };
+        let before = domain(1, 0, "memory='4096' unit='KiB'");
+        let after = destination_xml(&before, &[], Some(&pinning)).unwrap();
+        assert!(is_equal(&after, &domain(5, 3, "memory='4194304' unit='b'")), "{after}");
     }
 
     #[test]

@@ -10,6 +10,9 @@ use super::{
     xml::Element,
 };
 
+/// More vCPUs than any machine type has. libvirt refuses the domain.
+const MOST_VCPUS: u32 = 8192;
+
 /// Returns the size of the huge pages that back the guest, in bytes.
 pub(super) fn page_size(vmi: &VirtualMachineInstance) -> Result<Option<u64>, DomainError> {
     let Some(pages) = vmi.spec.domain.memory.as_ref().and_then(|memory| memory.hugepages.as_ref()) else {
@@ -34,7 +37,7 @@ pub(super) fn numa(
     }
     let page = page.ok_or(NumaError::NoHugePages)?;
     let (cpus, pinning) = cpus.zip(pinning).ok_or(NumaError::NoPins)?;
-    let most = usize::try_from(cpu::most_vcpus(&vmi.spec.domain)).unwrap_or(usize::MAX);
+    let most = usize::try_from(cpu::most_vcpus(&vmi.spec.domain).min(MOST_VCPUS)).unwrap_or_default();
     Numa::new(&cpus.topology.numa.cells, &pinning.vcpus, most, memory, page).map(Some)
 }
 

@@ -284,9 +284,12 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
     })
 }
 
-/// Assigns the CPUs of the pod to which a VMI migrates. `None` if they are not dedicated.
-pub(crate) fn pinning_of_target(vmi: &VirtualMachineInstance) -> Result<Option<Pinning>, PinningError> {
-    cpu::pinning(vmi, Some(&HostCpus::of_target(vmi)?), &disks::io_threads(&vmi.spec.domain))
+/// Assigns CPUs and NUMA nodes of the pod to which a VMI migrates. `None` if its CPUs are not dedicated.
+pub(crate) fn pinning_of_target(vmi: &VirtualMachineInstance) -> Result<Option<Pinning>, DomainError> {
+    let cpus = HostCpus::of_target(vmi)?;
+    let Some(pinning) = cpu::pinning(vmi, Some(&cpus), &disks::io_threads(&vmi.spec.domain))? else { return Ok(None) };
+    let numa = memory::numa(vmi, Some(&cpus), Some(&pinning), memory(vmi)?, memory::page_size(vmi)?)?;
+    Ok(Some(Pinning { numa, ..pinning }))
 }
 
 fn memory(vmi: &VirtualMachineInstance) -> Result<u64, DomainError> {

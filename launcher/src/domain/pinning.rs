@@ -10,7 +10,7 @@ use api::VirtualMachineInstance;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::xml::Element;
+use super::{numa::Numa, xml::Element};
 
 /// Most bytes of a topology that another launcher has reported.
 pub(crate) const TOPOLOGY_LIMIT: usize = 256 << 10;
@@ -134,6 +134,8 @@ pub(crate) struct Pinning {
     pub(crate) emulator: Vec<u32>,
     /// vCPUs with real-time scheduling, in libvirt's syntax of lists.
     pub(crate) realtime: Option<String>,
+    /// Cells of a guest that sees the NUMA nodes of its CPUs.
+    pub(crate) numa: Option<Numa>,
 }
 
 impl Pinning {
@@ -271,7 +273,7 @@ pub(crate) fn assign(host: &HostCpus, demand: &Demand) -> Result<Pinning, Pinnin
     }
     let of_others = if emulator.is_empty() { &vcpus } else { &emulator };
     io_threads.extend(shares(of_others, demand.shared, !emulator.is_empty()));
-    Ok(Pinning { vcpus, io_threads, emulator, realtime: None })
+    Ok(Pinning { vcpus, io_threads, emulator, realtime: None, numa: None })
 }
 
 /// Distributes CPUs over threads. With more CPUs than threads each thread gets a part, of sizes that differ by one at most.
@@ -412,7 +414,8 @@ mod tests {
     #[test]
     fn every_thread_of_the_domain_is_pinned() {
         let realtime = Some("0-1".to_owned());
-        let pinning = Pinning { vcpus: vec![3, 1], io_threads: vec![vec![5]], emulator: vec![2, 4], realtime };
+        let pinning =
+            Pinning { vcpus: vec![3, 1], io_threads: vec![vec![5]], emulator: vec![2, 4], realtime, numa: None };
         let expected = "<cputune>\n  <vcpupin vcpu='0' cpuset='3'/>\n  <vcpupin vcpu='1' cpuset='1'/>\n  \
                         <emulatorpin cpuset='2,4'/>\n  <iothreadpin iothread='1' cpuset='5'/>\n  \
                         <vcpusched vcpus='0-1' scheduler='fifo' priority='1'/>\n</cputune>\n";

@@ -36,9 +36,9 @@ pub enum HypervisorError {
     /// A string for libvirt contains a zero byte.
     #[error("string for libvirt contains a zero byte")]
     ZeroByte,
-    /// libvirt's XML of the domain lacks a disk that moves to another claim.
-    #[error("libvirt's XML of the domain lacks a disk that moves to another claim")]
-    NoMovedDisk,
+    /// libvirt's XML of the domain lacks what is different at the target of a migration.
+    #[error("libvirt's XML of the domain lacks a disk that moves to another claim, or the NUMA cells of the guest")]
+    NoDestination,
     /// The threads of the domain do not fit into the pod of the target.
     #[error("cannot pin the CPUs of the VMI at the target: {0}")]
     Pinning(String),

@@ -65,9 +65,6 @@ pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Ve
     if passthrough.is_some_and(|hyperv| hyperv.enabled.unwrap_or(true)) {
         add("HypervPassthroughNotLiveMigratable", "VMI uses hyperv passthrough".into(), true);
     }
-    if domain.maps_numa() {
-        add(NOT_MIGRATABLE, "VMI sees the NUMA nodes of its host".into(), true);
-    }
     if let Some(message) = disks(vmi) {
         add("DisksNotLiveMigratable", message, false);
     }
@@ -223,10 +220,11 @@ mod tests {
     }
 
     #[test]
-    fn numa_nodes_of_the_host_are_an_obstacle() {
-        let mut mapped = vmi(json!({"domain": {"devices": {}}}), json!({}));
-        mapped.spec.domain.cpu = serde_json::from_value(json!({"numa": {"guestMappingPassthrough": {}}})).unwrap();
-        assert_eq!(first(&mapped), (NOT_MIGRATABLE, "VMI sees the NUMA nodes of its host".to_owned()));
+    fn huge_pages_dedicated_cpus_and_numa_nodes_are_no_obstacle() {
+        let cpu = json!({"cores": 1, "dedicatedCpuPlacement": true, "numa": {"guestMappingPassthrough": {}}});
+        let memory = json!({"guest": "64Mi", "hugepages": {"pageSize": "2Mi"}});
+        let pinned = vmi(json!({"domain": {"devices": {}, "cpu": cpu, "memory": memory}}), json!({}));
+        assert_eq!(obstacles(&pinned, false), []);
     }
 
     #[test]

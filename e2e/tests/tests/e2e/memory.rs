@@ -108,7 +108,9 @@ fn guest_sees_the_numa_node_of_its_cpus() {
         let labelled = ListParams::default().labels("kubevirt.io/cpumanager=true");
         let pinning = nodes.list(&labelled).await?.items.into_iter().filter_map(|node| node.metadata.name);
         let pinning: Vec<String> = pinning.collect();
-        if !nodes_with_pages(s, 128).await?.iter().any(|node| pinning.contains(node)) {
+        let nodes: Vec<String> = nodes_with_pages(s, 128).await?;
+        let nodes = nodes.into_iter().filter(|node| pinning.contains(node)).count();
+        if nodes == 0 {
             return skip("a node with huge pages and a static CPU manager");
         }
         let memory = "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}\n        \
@@ -118,19 +120,34 @@ fn guest_sees_the_numa_node_of_its_cpus() {
         let pod = s.launcher_pod("box").await?;
         let profile = &pod["spec"]["securityContext"]["seccompProfile"]["localhostProfile"];
         ensure!(profile == "ferrovirt/numa.json", "the profile of the pod is {profile}");
-        let name = pod["metadata"]["name"].as_str().context("pod without name")?;
-        let xml = s.exec_in(name, "compute", &["virsh", "dumpxml", "1"]).await?;
-        for part in ["<memnode cellid='0' mode='strict' nodeset='0'/>", "<cell id='0' cpus='0'", "mode='immediate'"] {
-            ensure!(xml.contains(part), "the domain has no {part}: {xml}");
-        }
+        is_mapped(s).await?;
         let mut guest = console(s, "box").await?;
         let seen =
             run(&mut guest, "cat /sys/devices/system/node/online /sys/devices/system/node/node0/cpulist").await?;
         ensure!(seen.split_whitespace().collect::<Vec<_>>() == ["0", "0"], "the guest sees nodes and CPUs {seen}");
+        if nodes > 1 {
+            let witness = Witness::start(&mut guest).await?;
+            guest.leave().await?;
+            migrate(s, "box").await?;
+            is_mapped(s).await?;
+            guest = console(s, "box").await?;
+            Witness::goes_on(&mut guest, &witness).await?;
+        }
         guest.leave().await?;
         s.delete("vm", "box").await?;
         s.wait_gone("vmi", "box", MINUTES).await
     });
+}
+
+/// Checks that the guest has its memory in the node of its CPUs.
+async fn is_mapped(s: &Story) -> Result<()> {
+    let pod = s.launcher_pod("box").await?;
+    let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+    let xml = s.exec_in(name, "compute", &["virsh", "dumpxml", "1"]).await?;
+    for part in ["<memnode cellid='0' mode='strict' nodeset='0'/>", "<cell id='0' cpus='0'", "mode='immediate'"] {
+        ensure!(xml.contains(part), "the domain has no {part}: {xml}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn destination(
         disks.push((disk.clone(), domain.get_block_info(&disk.target, 0)?.capacity));
     }
     let xml = domain.get_xml_desc(sys::VIR_DOMAIN_XML_MIGRATABLE | sys::VIR_DOMAIN_XML_SECURE)?;
-    destination_xml(&xml, &disks, pinning).map(Some).ok_or(HypervisorError::NoMovedDisk)
+    destination_xml(&xml, &disks, pinning).map(Some).ok_or(HypervisorError::NoDestination)
 }
 
 impl Domain for LibvirtDomain {
