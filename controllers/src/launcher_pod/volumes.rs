@@ -82,8 +82,9 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
     }
     if persistent_state::is_kept(spec) {
         let state = inputs.state.ok_or(RenderError::NoStateClaim)?;
-        mounts.volumes.push(pod_parts::claim(POD_VOLUME, &state.claim, false));
-        mounts.mount(POD_VOLUME, DIRECTORY, false);
+        let name = free_name(POD_VOLUME, &spec.volumes);
+        mounts.volumes.push(pod_parts::claim(&name, &state.claim, false));
+        mounts.mount(&name, DIRECTORY, false);
         mounts.shared_paths.extend(state.shared.then(|| DIRECTORY.to_owned()));
     }
     if let Some(container) = kernel_boot(inputs.instance) {
@@ -100,6 +101,15 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
         mounts.empty_dir("hugepages", "/dev/hugepages", Some("HugePages"));
     }
     Ok(mounts)
+}
+
+/// Returns a name that no volume of the VMI has.
+fn free_name(name: &str, volumes: &[VmiVolume]) -> String {
+    let mut name = name.to_owned();
+    while volumes.iter().any(|volume| volume.name == name) {
+        name.push_str("-own");
+    }
+    name
 }
 
 fn vmi_volume(inputs: &Inputs<'_>, mounts: &mut Mounts, volume: &VmiVolume, is_used: bool) -> Result<(), RenderError> {

@@ -9,12 +9,12 @@ use api::{
     VirtualMachineInstance,
     constants::{annotation, component, label},
     owner,
-    persistent_state::POD_VOLUME,
+    persistent_state::DIRECTORY,
     quantity,
 };
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{ContainerStatus, Pod, ResourceRequirements},
+    api::core::v1::{Container, ContainerStatus, Pod, ResourceRequirements, Volume},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
 };
 use serde::{Deserialize, Serialize};
@@ -277,6 +277,13 @@ impl CachedPod {
     }
 }
 
+/// Returns the claim that a container mounts as the state of the VMI.
+fn state_claim(container: &Container, volumes: &[Volume]) -> Option<String> {
+    let mounted = container.volume_mounts.iter().flatten().find(|mount| mount.mount_path == DIRECTORY)?;
+    let volume = volumes.iter().find(|volume| volume.name == mounted.name)?;
+    Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone())
+}
+
 impl Cached for CachedPod {
     type Index = PodIndex;
     reduced!();
@@ -364,12 +371,9 @@ impl From<Pod> for CachedPod {
         let ended = |status: &ContainerStatus| status.state.as_ref().is_some_and(|state| state.terminated.is_some());
         let command = container.as_ref().and_then(|container| container.command.as_deref());
         Self {
-            state_claim: spec
-                .volumes
-                .into_iter()
-                .flatten()
-                .find(|volume| volume.name == POD_VOLUME)
-                .and_then(|volume| volume.persistent_volume_claim.map(|source| source.claim_name)),
+            state_claim: container
+                .as_ref()
+                .and_then(|container| state_claim(container, spec.volumes.as_deref().unwrap_or_default())),
             temporary: command.is_some_and(|command| command == BIND_CLAIMS),
             node_name: spec.node_name,
             wanted: container

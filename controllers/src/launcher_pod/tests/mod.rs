@@ -237,4 +237,12 @@ fn state_is_in_a_claim_that_the_pod_mounts_as_a_whole() {
         assert_eq!(is_shared, shared, "{change}");
         assert_eq!(with(change, None).is_err(), mounts);
     }
+    // The user has a volume of this name.
+    let mut taken = tpm(json!({"persistent": true}));
+    taken["volumes"] =
+        json!([{"name": "vm-state", "emptyDisk": {"capacity": "1Mi"}}, {"name": "d", "secret": {"secretName": "s"}}]);
+    let pod = with(taken, state(false)).unwrap();
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let own = mounts.iter().find(|found| found["mountPath"] == mount["mountPath"]).unwrap();
+    assert_eq!(own["name"], "vm-state-own");
 }

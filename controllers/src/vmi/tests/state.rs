@@ -141,15 +141,29 @@ fn claim_of_a_vm_that_keeps_no_state_any_more_is_deleted_and_no_other() {
 }
 
 #[test]
+fn claim_with_the_state_is_known_by_its_mount() {
+    let pod_with = |name: &str, path: &str| {
+        let volumes = json!([
+            {"name": "vm-state", "persistentVolumeClaim": {"claimName": "of-the-user"}},
+            {"name": "vm-state-own", "persistentVolumeClaim": {"claimName": "c"}},
+        ]);
+        let compute = json!({"name": "compute", "volumeMounts": [{"name": name, "mountPath": path}]});
+        super::pod(&json!({"spec": {"volumes": volumes, "containers": [compute]}})).state_claim
+    };
+    let directory = "/var/run/kubevirt-private/vm-state";
+    assert_eq!(pod_with("vm-state", directory).as_deref(), Some("of-the-user"));
+    assert_eq!(pod_with("vm-state-own", directory).as_deref(), Some("c"));
+    assert_eq!(pod_with("vm-state", "/var/run/kubevirt-private/vmi-disks/vm-state"), None);
+}
+
+#[test]
 fn claim_of_the_present_pod_is_first_in_the_volume_status() {
     let mut vmi = in_phase("Running");
     vmi.spec = with_tpm(true).spec;
     let entries = json!([{"name": "a", "target": "vda"}]);
     vmi.status.as_mut().unwrap().volume_status = serde_json::from_value(entries).unwrap();
-    let volume = json!({"name": "vm-state", "persistentVolumeClaim": {"claimName": "c"}});
     let mut pod = running_pod(&json!({"type": "Ready", "status": "True"}));
     pod.state_claim = Some("c".to_owned());
-    assert_eq!(super::pod(&json!({"spec": {"volumes": [volume]}})).state_claim.as_deref(), Some("c"));
     let decision = decide(&Observed {
         pods: vec![Arc::new(pod)],
         state: state(&[claim("c", &json!({}))], false),
