@@ -577,6 +577,8 @@ pub mod event {
     pub const UNAUTHORIZED_DATA_VOLUME_CREATE: &str = "UnauthorizedDataVolumeCreate";
     /// The launcher pod of a VMI with dedicated CPUs does not have the quality of service Guaranteed.
     pub const FAILED_GUARANTEE_RESOURCES: &str = "FailedGuaranteeResources";
+    /// The launcher pod ended before the guest started, such as one that kubelet rejected. KubeVirt has no such event.
+    pub const POD_REJECTED: &str = "PodRejected";
     /// A DataVolume could not be filled.
     pub const FAILED_DATA_VOLUME_IMPORT: &str = "FailedDataVolumeImport";
     /// A DataVolume was deleted because its source is gone, and is created from another one. KubeVirt has no such event.

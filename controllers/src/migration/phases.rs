@@ -114,8 +114,9 @@ fn end(observed: &Observed, phase: &MigrationPhase) -> Option<End> {
     if state.is_some_and(|state| state.failed) {
         return failed("source node reported migration failed");
     }
-    if target.is_some_and(crate::resources::pods::CachedPod::is_going_down) {
-        return failed("Migration failed because target pod shutdown during migration");
+    if let Some(pod) = target.filter(|pod| pod.is_going_down()) {
+        let cause = pod.reason.iter().chain(&pod.message).map(|part| format!(": {part}")).collect::<String>();
+        return Some(End::Failed(format!("Migration failed because target pod shutdown during migration{cause}")));
     }
     let had_target = was_handed_over || matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
     if had_target && target.is_none() {

@@ -200,10 +200,11 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
 }
 
 /// Reasons of the condition Synchronized of which a VMI has events, beside warnings about its pod.
-const WARNINGS: [&str; 5] = [
+const WARNINGS: [&str; 6] = [
     event::CONTAINER_PATH_VOLUMES_DISABLED,
     event::FAILED_CREATE,
     event::FAILED_DATA_VOLUME_IMPORT,
+    event::POD_REJECTED,
     event::SYNC_FAILED,
     reason::FAILED_PVC_NOT_FOUND,
 ];

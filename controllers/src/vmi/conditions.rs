@@ -57,6 +57,11 @@ pub(super) fn update(
     if final_phase {
         remove(conditions, condition::POD_SCHEDULED);
         remove(conditions, condition::PROVISIONING);
+        let ended = pod.or_else(|| data_volumes::failed_pod(observed));
+        let rejected = ended.filter(|_| is_starting(observed.instance.phase())).and_then(rejection);
+        if let Some(message) = rejected {
+            set(conditions, Condition::new(condition::SYNCHRONIZED, false, event::POD_REJECTED, &message, &now));
+        }
         return;
     }
     data_volumes::update_conditions(observed, &phase, conditions);
@@ -65,6 +70,19 @@ pub(super) fn update(
     set_or_remove(conditions, reason, evicted);
     synchronized(observed, &phase, pod, error, conditions);
     scheduled(observed, &phase, pod, error, conditions);
+}
+
+/// Returns true for a phase in which no guest has been started.
+fn is_starting(phase: &VmiPhase) -> bool {
+    matches!(phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling)
+}
+
+/// Returns why kubelet has ended a pod whose container it did not start: its node cannot give the CPUs, huge pages or NUMA nodes.
+fn rejection(pod: &CachedPod) -> Option<String> {
+    let ended = pod.phase == "Failed" && pod.compute_ended.flatten().is_none();
+    let (reason, message) = (pod.reason.as_deref()?, pod.message.as_deref().unwrap_or("no message"));
+    let node = pod.node_name.as_deref().unwrap_or("without name");
+    ended.then(|| format!("the launcher pod ended on node {node} before the guest started: {reason}: {message}"))
 }
 
 /// Returns true if an eviction of the pod was requested and the VMI must leave its node.
@@ -112,8 +130,7 @@ fn synchronized(
     error: Option<&SyncError>,
     conditions: &mut Vec<Condition>,
 ) {
-    let ours = matches!(phase, VmiPhase::Unset | VmiPhase::Pending | VmiPhase::Scheduling);
-    if !ours {
+    if !is_starting(phase) {
         return;
     }
     let stuck = pod.and_then(warnings::stuck);

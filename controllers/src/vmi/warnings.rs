@@ -1,7 +1,10 @@
 //! Causes for which a launcher pod does not start: its state, or its events, which are read when a normal start would be over, and
 //! rarely.
 
-use api::{VirtualMachineInstance, constants::condition};
+use api::{
+    VirtualMachineInstance,
+    constants::{condition, event},
+};
 use jiff::SignedDuration;
 
 use super::Observed;
@@ -69,7 +72,9 @@ pub(super) fn read(observed: &Observed, decision: &mut Decision) {
 /// Returns the event of a cause that is new or has another text.
 pub(super) fn event(former: &VirtualMachineInstance, wanted: &VirtualMachineInstance) -> Option<Effect> {
     let shown = wanted.condition(condition::SYNCHRONIZED)?;
-    let reason = pod_warnings::known(shown.reason.as_deref()?)?;
+    let reason = shown.reason.as_deref()?;
+    let rejected = (reason == event::POD_REJECTED).then_some(event::POD_REJECTED);
+    let reason = pod_warnings::known(reason).or(rejected)?;
     if former.condition(condition::SYNCHRONIZED).is_some_and(|former| former.says_same(shown)) {
         return None;
     }

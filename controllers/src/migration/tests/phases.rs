@@ -50,15 +50,19 @@ fn migration_fails_for_the_first_reason_that_applies() {
     let (other, begun) = (handed(&json!({"migrationUid": "x"})), handed(&json!({})));
     let (only, both) = (vec![source()], vec![source(), target(&json!({}))]);
     let down = vec![source(), target(&json!({"status": {"phase": "Failed"}}))];
+    let cause = json!({"phase": "Failed", "reason": "TopologyAffinityError", "message": "Pod was rejected"});
+    let rejected = vec![source(), target(&json!({"status": cause}))];
+    let is_rejected = "Migration failed because target pod shutdown during migration: TopologyAffinityError: Pod was rejected";
     let going = vec![source(), target(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:09:50Z"}}))];
     let is_down = "Migration failed because target pod shutdown during migration";
     let is_gone = "Migration target pod was removed during active migration.";
-    let table: [(&str, Value, Option<&Vmi>, &Pods, &str); 13] = [
+    let table: [(&str, Value, Option<&Vmi>, &Pods, &str); 14] = [
         ("Pending", json!({}), None, &only, "Migration failed because vmi does not exist."),
         ("Pending", json!({}), Some(&ended), &only, "Migration failed vmi shutdown during migration."),
         ("", deleted(), Some(&idle), &only, "Migration failed due to being canceled"),
         ("Scheduled", deleted(), Some(&idle), &both, "Migration failed due to being canceled"),
         ("Scheduling", json!({}), Some(&idle), &down, is_down),
+        ("Scheduling", json!({}), Some(&idle), &rejected, is_rejected),
         ("Scheduling", json!({}), Some(&idle), &going, is_down),
         ("Scheduling", json!({}), Some(&idle), &only, is_gone),
         ("PreparingTarget", json!({}), Some(&begun), &only, is_gone),

@@ -27,6 +27,32 @@ fn vmi_that_never_ran_fails_with_a_launcher_whose_end_the_kubelet_does_not_know(
 }
 
 #[test]
+fn pod_that_kubelet_rejects_is_named_with_the_reason() {
+    let rejected = |reason: &str, message: &str| {
+        pod(&json!({"status": {"phase": "Failed", "reason": reason, "message": message}}))
+    };
+    let topology = ("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality");
+    let cpus = ("UnexpectedAdmissionError", "Pod was rejected: Allocate failed due to not enough cpus available");
+    let shown = |phase: &str, pod: CachedPod| {
+        let decision = decided(&in_phase(phase), &[pod]);
+        let events = decision
+            .effects
+            .iter()
+            .filter(|effect| matches!(effect, Effect::Event(event) if event.reason == "PodRejected"));
+        (condition_in(&status_of(&decision), "Synchronized"), events.count(), status_of(&decision)["reason"].clone())
+    };
+    for (phase, (reason, message)) in [("Pending", topology), ("Scheduling", topology), ("Scheduling", cpus)] {
+        let (condition, events, of_vmi) = shown(phase, rejected(reason, message));
+        let expected = format!("the launcher pod ended on node n before the guest started: {reason}: {message}");
+        assert_eq!((&condition["reason"], &condition["message"]), (&json!("PodRejected"), &json!(expected)), "{phase}");
+        assert_eq!((condition["status"].as_str(), events, of_vmi), (Some("False"), 1, json!(reason)));
+    }
+    // A guest that ran, and a launcher that ended by itself.
+    assert_eq!(shown("Running", rejected("Evicted", "low on memory")).0, Value::Null);
+    assert_eq!(shown("Scheduling", ended_pod("2030-01-01T00:00:30Z")).0, Value::Null);
+}
+
+#[test]
 fn started_vmi_without_pod_fails_and_never_gets_a_second_one() {
     for (phase, shown) in [("Scheduling", None), ("Scheduled", Some("Stopped")), ("Running", Some("Stopped"))] {
         let decision = decided(&in_phase(phase), &[]);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story, story_alone};
+use http::Request;
 use serde_json::{Value, json};
 
 use crate::{
@@ -90,6 +91,28 @@ fn hardware_that_no_node_offers_is_named() {
             ensure!(scheduled["reason"] == "Unschedulable", "{scheduled}");
             ensure!(vm["status"]["printableStatus"] == "ErrorUnschedulable", "{}", vm["status"]["printableStatus"]);
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn pod_that_kubelet_rejects_is_named() {
+    story("rejected", async |s| {
+        let (node, _) = s.one_node().await?;
+        let choice = "schedulerName: nobody\n      nodeSelector: {ferrovirt.test/no-such-label: here}";
+        s.apply(&with_spec(&manifests::kernel_vm("rejected", "Once"), choice)).await?;
+        s.wait("vmi", "rejected", "wait for a scheduler", TIMEOUT, |vmi| vmi["status"]["phase"] == "Scheduling")
+            .await?;
+        // A scheduler with a false picture of the node, as all have of its CPUs, caches and NUMA nodes.
+        let pod = s.launcher_pod("rejected").await?;
+        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
+        let path = format!("/api/v1/namespaces/{}/pods/{pod}/binding", s.namespace);
+        let request = Request::post(path).header("Content-Type", "application/json");
+        s.client.request_text(request.body(binding.to_string().into_bytes())?).await?;
+        let event = s.wait_event("rejected", "PodRejected", TIMEOUT).await?;
+        ensure!(event.contains(&format!("ended on node {node} before the guest started: NodeAffinity")), "{event}");
         Ok(())
     });
 }
