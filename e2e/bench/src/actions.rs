@@ -36,24 +36,22 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
     let (mut start, mut pause, mut unpause) = (Vec::new(), Vec::new(), Vec::new());
     let (mut restart, mut stop, mut gone) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        start.push(act(story, &["start", "actions"], "vmi", running).await?);
-        pause.push(act(story, &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
-        unpause.push(act(story, &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?);
+        start.push(act(story, "actions", &["start", "actions"], "vmi", running).await?);
+        pause.push(act(story, "actions", &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
+        unpause.push(act(story, "actions", &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?);
         tokio::time::sleep(IDLE).await;
         let uid = story.get("vmi", "actions").await?["metadata"]["uid"].clone();
         restart.push(
-            act(story, &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi)).await?,
+            act(story, "actions", &["restart", "actions"], "vmi", |vmi| vmi["metadata"]["uid"] != uid && running(vmi))
+                .await?,
         );
         tokio::time::sleep(IDLE).await;
-        let ended = act(story, &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+        let ended =
+            act(story, "actions", &["stop", "actions"], "vm", |vm| vm["status"]["printableStatus"] == "Stopped")
+                .await?;
         stop.push(ended);
         let since = Instant::now();
-        // The status becomes Stopped when the guest has ended, but a start is accepted only after the VMI is deleted.
-        story
-            .wait("vm", "actions", "be ready to start", TIMEOUT, |vm| {
-                vm["status"]["created"] != true && vm["status"]["stateChangeRequests"].is_null()
-            })
-            .await?;
+        startable(story, "actions").await?;
         gone.push(ended + since.elapsed().as_secs_f64());
     }
     story.delete("vm", "actions").await?;
@@ -70,16 +68,28 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
     Ok(())
 }
 
-/// Runs the command and returns the seconds until the object satisfies `done`.
-async fn act(story: &Story, command: &[&str], kind: &str, done: impl Fn(&Value) -> bool) -> Result<f64> {
+/// Runs the command and returns the seconds until the object of the VM satisfies `done`.
+pub(crate) async fn act(
+    story: &Story,
+    vm: &str,
+    command: &[&str],
+    kind: &str,
+    done: impl Fn(&Value) -> bool,
+) -> Result<f64> {
     out_of_phase().await;
     let began = Instant::now();
     story.virt(command).await?;
-    story.wait(kind, "actions", &format!("follow {command:?}"), TIMEOUT, done).await?;
+    story.wait(kind, vm, &format!("follow {command:?}"), TIMEOUT, done).await?;
     Ok(began.elapsed().as_secs_f64())
 }
 
-fn running(vmi: &Value) -> bool {
+/// Waits until a start is accepted. The status becomes Stopped when the guest has ended, but the VMI has to be deleted as well.
+pub(crate) async fn startable(story: &Story, vm: &str) -> Result<()> {
+    let is_idle = |vm: &Value| vm["status"]["created"] != true && vm["status"]["stateChangeRequests"].is_null();
+    story.wait("vm", vm, "be ready to start", TIMEOUT, is_idle).await.map(drop)
+}
+
+pub(crate) fn running(vmi: &Value) -> bool {
     vmi["status"]["phase"] == "Running"
 }
 

@@ -17,6 +17,7 @@ mod pools;
 mod scale;
 mod snapshots;
 mod start;
+mod state;
 mod throughput;
 mod webhook;
 mod writes;
@@ -54,8 +55,11 @@ struct Options {
     /// Measure only the stall of a guest by snapshots
     #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools"])]
     snapshots: bool,
+    /// Measure only VMs with kept state and file systems
+    #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots"])]
+    state: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots", "state"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -63,7 +67,7 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 19] = [
+const TARGETS: [(&str, f64); 23] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("delete_less_pod_delete_s", 0.5),
@@ -76,6 +80,9 @@ const TARGETS: [(&str, f64); 19] = [
     ("snapshot_stall_over_freeze_and_thaw", 1.3),
     ("import_pod_rss_mib", 64.0),
     ("outside_qemu_pss_mib", 25.0),
+    ("start_with_state_over_without", 1.2),
+    ("swtpm_pss_mib", 5.0),
+    ("virtiofsd_pss_mib", 6.0),
     ("launcher_supervisor_pss_mib", 3.0),
     ("virt_api_rss_mib", 23.8),
     ("virt_controller_rss_mib", 23.8),
@@ -124,6 +131,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if options.state {
+        story("state", async |s| state::measure(s, options.rounds, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, options.scale_divisor, &mut figures).await;
@@ -148,6 +161,7 @@ fn main() -> Result<()> {
         start::measure_ten(s, &mut figures).await?;
         actions::measure(s, options.rounds, &mut figures).await?;
         changes::measure(s, options.rounds, &mut figures).await?;
+        state::measure(s, options.rounds, &mut figures).await?;
         imports::measure(s, options.rounds, &mut figures).await?;
         snapshots::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
@@ -177,6 +191,7 @@ fn compare(figures: &mut Figures) {
         ("restart_less_stop_and_start_s", restart_less("stop_s")),
         ("restart_less_full_stop_and_start_s", restart_less("stop_until_startable_s")),
         ("volume_in_guest_over_pod_with_claim", ratio("volume_in_guest_s", "pod_with_claim_running_s")),
+        ("start_with_state_over_without", ratio("start_with_state_s", "start_without_state_s")),
         ("import_registry_over_convert", ratio("import_registry_s", "convert_s")),
         ("import_http_over_wget", ratio("import_http_s", "wget_s")),
         ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
