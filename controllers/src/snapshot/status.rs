@@ -3,7 +3,7 @@
 use api::{
     Condition, QuiesceState,
     condition::set,
-    constants::event,
+    constants::{condition as of_vmi, event},
     snapshot::{
         SnapshotError, SnapshotVolumesLists, SourceIndication, VirtualMachineSnapshotStatus, condition,
         content::VirtualMachineSnapshotContent, phase,
@@ -27,6 +27,9 @@ const DELETING: &str = "VM snapshot is deleting";
 const IN_ERROR: &str = "In error state";
 /// Error of a snapshot whose content was deleted.
 const NO_CONTENT: &str = "the content of the snapshot was deleted";
+/// Errors of snapshots whose deadline has passed without any other one.
+const NOT_FROZEN: &str = "the guest agent has not answered the request to freeze the file systems";
+const NOT_TAKEN: &str = "the storage has not taken the VolumeSnapshots: does a snapshot-controller run?";
 
 /// Writes the status, and the events about what is new in it.
 pub(super) fn report(observed: &Observed, stage: &Stage, decision: &mut Decision) -> Result<(), serde_json::Error> {
@@ -78,7 +81,10 @@ fn update(observed: &Observed, stage: &Stage, status: &mut VirtualMachineSnapsho
 fn error(observed: &Observed, stage: &Stage, shown: Option<SnapshotError>, now: &Time) -> Option<SnapshotError> {
     let of_content = || observed.content.as_ref()?.status.as_ref()?.error.clone();
     let message = match stage {
-        Stage::Failed => return shown.or_else(of_content),
+        Stage::Failed => match shown.clone().or_else(of_content) {
+            None => delay(observed)?.to_owned(),
+            known => return known,
+        },
         Stage::Succeeded if observed.content.is_none() => NO_CONTENT.to_owned(),
         Stage::Locked if observed.content.is_none() => observed.failure.as_ref()?.message.clone(),
         _ => return of_content(),
@@ -86,6 +92,14 @@ fn error(observed: &Observed, stage: &Stage, shown: Option<SnapshotError>, now: 
     let is_shown = |shown: &SnapshotError| shown.message.as_deref() == Some(message.as_str());
     let fresh = || SnapshotError { message: Some(message.clone()), time: Some(now.clone()) };
     Some(shown.filter(is_shown).unwrap_or_else(fresh))
+}
+
+/// Returns what an incomplete content waits for. It has no state of the guest before the guest agent has answered.
+fn delay(observed: &Observed) -> Option<&'static str> {
+    let content = observed.content.as_deref()?;
+    let is_asked = content.status.as_ref().is_none_or(|status| status.quiesce.is_none());
+    let has_agent = observed.live().is_some_and(|vmi| vmi.has_true(of_vmi::AGENT_CONNECTED));
+    Some(if is_asked && has_agent { NOT_FROZEN } else { NOT_TAKEN })
 }
 
 fn conditions(stage: &Stage, is_ready: bool, status: &mut VirtualMachineSnapshotStatus, now: &Time) {

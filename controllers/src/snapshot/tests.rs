@@ -317,6 +317,31 @@ fn status_tells_how_the_guest_was_treated() {
 }
 
 #[test]
+fn passed_deadline_names_what_was_waited_for() {
+    let late = snapshot(&json!({"spec": {"failureDeadline": "30s"}}));
+    let connected = json!([{"type": "AgentConnected", "status": "True"}]);
+    let refused = json!({"error": {"message": "refused"}});
+    for (conditions, found, text) in [
+        (&connected, Some(json!({})), "the guest agent has not answered"),
+        (&connected, Some(json!({"quiesce": {"state": "Frozen"}})), "the storage has not taken"),
+        (&json!([]), Some(json!({})), "the storage has not taken"),
+        (&connected, Some(refused), "refused"),
+        (&connected, None, ""),
+    ] {
+        let vmi = json!({
+            "metadata": {"name": "v"}, "spec": {"domain": {"devices": {}}},
+            "status": {"phase": "Running", "conditions": conditions},
+        });
+        let vmi: Option<Arc<VirtualMachineInstance>> = Some(Arc::new(serde_json::from_value(vmi).unwrap()));
+        let content = found.as_ref().map(content);
+        let observed = Observed { vmi, ..observed(late.clone(), Some(held()), content) };
+        let status = status(&decide(&observed).unwrap().effects);
+        let message = status["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.starts_with(text) && message.is_empty() == text.is_empty(), "{text}: {message}");
+    }
+}
+
+#[test]
 fn deleted_content_of_a_complete_snapshot_shows() {
     let done = snapshot(&json!({"status": {"phase": "Succeeded", "readyToUse": true}}));
     let status = status(&decide(&observed(done, Some(vm(&json!({}))), None)).unwrap().effects);
