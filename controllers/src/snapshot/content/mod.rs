@@ -133,7 +133,7 @@ fn take(
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
     let step = quiesce::begin(observed, &mut status, decision);
-    let waits = step == Step::Wait;
+    let waits = matches!(step, Step::Wait | Step::Release);
     put_step(observed, step, decision);
     let error = quiesce::error(observed, &status).or_else(|| volume_snapshot::error(observed));
     status::update(observed, error, &mut status);
@@ -145,10 +145,14 @@ fn take(
 }
 
 fn put_step(observed: &Observed, step: Step, decision: &mut Decision) {
-    let Step::Call(freeze) = step else { return };
+    let (freeze, reason) = match step {
+        Step::Call(Some(limit)) => (Some(limit), quiesce::FREEZE),
+        Step::Call(None) => (None, quiesce::THAW),
+        Step::Release => (None, quiesce::FREEZE),
+        Step::Nothing | Step::Wait => return,
+    };
     let Some(vmi) = observed.vmi.as_ref().map(|vmi| &vmi.metadata) else { return };
     let (namespace, name) = (vmi.namespace.as_deref().unwrap_or_default(), vmi.name.as_deref().unwrap_or_default());
-    let reason = if freeze.is_some() { quiesce::FREEZE } else { quiesce::THAW };
     decision.push(Effect::quiesce(namespace, name, freeze).refused_as(reason));
 }
 

@@ -17,6 +17,8 @@ use crate::runtime::Decision;
 pub(super) const FREEZE: &str = "FreezeFailed";
 /// Reason of a refused thaw.
 pub(super) const THAW: &str = "ThawFailed";
+/// Time after which a guest that was frozen before is looked at again.
+const LOOK: Duration = Duration::from_secs(2);
 /// Attempts to freeze a guest.
 const ATTEMPTS: u32 = 3;
 /// Text of the guest agent on Windows after its shadow copies have ended by themselves.
@@ -31,6 +33,8 @@ pub(super) enum Step {
     Wait,
     /// A freeze with its limit, or a thaw.
     Call(Option<Duration>),
+    /// A thaw before the next attempt.
+    Release,
 }
 
 /// Returns true if the guest is recorded as frozen.
@@ -82,13 +86,18 @@ pub(super) fn begin(
         None => QuiesceState::Offline,
         Some(vmi) if vmi.has_true(condition::PAUSED) => QuiesceState::Paused,
         Some(vmi) if agent(Some(vmi)).is_none() => QuiesceState::NoAgent,
-        Some(_) => return freeze(observed, status, decision),
+        Some(vmi) => return freeze(observed, vmi, status, decision),
     };
     record(status, state, None);
     Step::Nothing
 }
 
-fn freeze(observed: &Observed, status: &mut VirtualMachineSnapshotContentStatus, decision: &mut Decision) -> Step {
+fn freeze(
+    observed: &Observed,
+    vmi: &VirtualMachineInstance,
+    status: &mut VirtualMachineSnapshotContentStatus,
+    decision: &mut Decision,
+) -> Step {
     let failure = observed.failure.as_ref().filter(|failure| failure.reason == FREEZE);
     if let Some(failure) = failure.filter(|failure| failure.attempts >= ATTEMPTS) {
         record(status, QuiesceState::Failed, Some(failure.message.clone()));
@@ -96,6 +105,11 @@ fn freeze(observed: &Observed, status: &mut VirtualMachineSnapshotContentStatus,
     }
     if decision.must_wait(failure, FREEZE, observed.now) {
         return Step::Wait;
+    }
+    // By a request whose answer was lost, or by somebody else. Its limit is not known here, and a freeze would not prolong it.
+    if vmi.status.as_ref().and_then(|status| status.fs_freeze_status.as_deref()) == Some("frozen") {
+        decision.wake(LOOK);
+        return Step::Release;
     }
     // The guest counts its limit from a later time.
     let time = Some(Time(observed.now));

@@ -154,6 +154,20 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
 }
 
 #[test]
+fn guest_that_was_frozen_before_is_thawed_first() {
+    let mut frozen = (*vmi(&["AgentConnected"]).unwrap()).clone();
+    frozen.status.get_or_insert_default().fs_freeze_status = Some("frozen".to_owned());
+    for (failure, effects) in [
+        (None, "thaw"),
+        (failure(quiesce::FREEZE, "no answer", 1), "thaw"),
+        (failure(quiesce::FREEZE, "no answer", 3), "Failed vs-a vs-b"),
+    ] {
+        let observed = Observed { vmi: Some(Arc::new(frozen.clone())), failure, ..observed(&json!({})) };
+        assert_eq!(shown(&decide(&observed).unwrap()), effects);
+    }
+}
+
+#[test]
 fn refused_freeze_waits_and_shows() {
     let retry_at = "2030-01-01T00:01:10Z".parse().unwrap();
     let failure = Failure { retry_at, ..failure(quiesce::FREEZE, "busy", 1).unwrap() };
