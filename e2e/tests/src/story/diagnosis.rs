@@ -9,12 +9,26 @@ use serde_json::Value;
 
 use super::Story;
 
+/// Kinds whose objects are printed.
+const KINDS: [&str; 11] = [
+    "vm",
+    "vmi",
+    "vmirs",
+    "vmim",
+    "VirtualMachineSnapshot",
+    "VirtualMachineSnapshotContent",
+    "VirtualMachineRestore",
+    "VirtualMachineClone",
+    "VolumeSnapshot",
+    "DataVolume",
+    "PersistentVolumeClaim",
+];
 /// Number of printed lines of a log.
 const LINES: i64 = 60;
 
 /// Prints events, objects and the ends of pod logs (the launcher's log holds the domain XML).
 pub(super) async fn print(story: &Story) {
-    for kind in ["vm", "vmi", "vmirs", "vmim"] {
+    for kind in KINDS {
         for mut object in story.list(kind, "").await.unwrap_or_default() {
             object["metadata"]["managedFields"] = Value::Null;
             eprintln!("-------- {kind} {}\n{object:#}", object["metadata"]["name"]);

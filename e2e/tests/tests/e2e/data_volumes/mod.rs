@@ -263,21 +263,34 @@ pub(crate) async fn ensure_disk(s: &Story, claim: &str) -> Result<()> {
 
 /// Reads bound claims in a pod as user 107, also one that is in use.
 pub(crate) async fn contents(s: &Story, claims: &[&str]) -> Result<Vec<Content>> {
-    let (mut mounts, mut devices, mut script) = (Vec::new(), Vec::new(), String::new());
+    let mut script = String::new();
     for claim in claims {
-        let object = s.get("PersistentVolumeClaim", claim).await?;
-        let path = if object["spec"]["volumeMode"] == "Block" {
-            devices.push(json!({"name": claim, "devicePath": format!("/dev/{claim}")}));
-            format!("/dev/{claim}")
-        } else {
-            mounts.push(json!({"name": claim, "mountPath": format!("/claims/{claim}"), "readOnly": true}));
-            format!("/claims/{claim}/disk.img")
-        };
+        let is_block = s.get("PersistentVolumeClaim", claim).await?["spec"]["volumeMode"] == "Block";
+        let path = if is_block { format!("/dev/{claim}") } else { format!("/claims/{claim}/disk.img") };
         script.push_str(&format!(
             "echo $(head -c {SIZE} {path} | sha256sum | cut -c 1-64) \
              $(tail -c +{} {path} | tr -d '\\000' | wc -c) $(stat -c %b {path})\n",
             SIZE + 1
         ));
+    }
+    let log = look(s, claims, &script).await?;
+    let parse = |line: &str| {
+        let mut words = line.split_whitespace();
+        let sum = words.next()?.to_owned();
+        Some(Content { sum, further: words.next()?.parse().ok()?, blocks: words.next()?.parse().ok()? })
+    };
+    log.lines().map(|line| parse(line).with_context(|| format!("not a content: {line:?}"))).collect()
+}
+
+/// Returns what a script prints in a pod of user 107 with bound claims: `/dev/CLAIM` or `/claims/CLAIM`.
+pub(crate) async fn look(s: &Story, claims: &[&str], script: &str) -> Result<String> {
+    let (mut mounts, mut devices) = (Vec::new(), Vec::new());
+    for claim in claims {
+        if s.get("PersistentVolumeClaim", claim).await?["spec"]["volumeMode"] == "Block" {
+            devices.push(json!({"name": claim, "devicePath": format!("/dev/{claim}")}));
+        } else {
+            mounts.push(json!({"name": claim, "mountPath": format!("/claims/{claim}"), "readOnly": true}));
+        }
     }
     let volumes: Vec<Value> =
         claims.iter().map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}})).collect();
@@ -300,25 +313,23 @@ pub(crate) async fn contents(s: &Story, claims: &[&str]) -> Result<Vec<Content>>
     s.delete("Pod", "look").await?;
     s.wait_gone("Pod", "look", MINUTES).await?;
     ensure!(ended["status"]["phase"] == "Succeeded", "claims {claims:?} cannot be read: {log}");
-    let parse = |line: &str| {
-        let mut words = line.split_whitespace();
-        let sum = words.next()?.to_owned();
-        Some(Content { sum, further: words.next()?.parse().ok()?, blocks: words.next()?.parse().ok()? })
-    };
-    log.lines().map(|line| parse(line).with_context(|| format!("not a content: {line:?}"))).collect()
+    Ok(log)
+}
+
+/// Creates another namespace for a story with this label.
+pub(crate) async fn new_namespace(s: &Story, namespace: String, label: &str) -> Result<Story> {
+    let other = Story::of(s.client.clone(), namespace);
+    let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other.namespace,
+        "labels": {"ferrovirt.io/e2e": label, "pod-security.kubernetes.io/enforce": "restricted"}}});
+    s.cluster_api("Namespace").create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    other.wait("ServiceAccount", "default", "be created", MINUTES, |_| true).await?;
+    Ok(other)
 }
 
 /// Creates another namespace for a story, and deletes it after the body.
 pub(crate) async fn with_namespace(s: &Story, name: &str, body: impl AsyncFnOnce(&Story) -> Result<()>) -> Result<()> {
-    let other = Story::of(s.client.clone(), format!("{}-x", s.namespace));
-    let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other.namespace,
-        "labels": {"ferrovirt.io/e2e": name, "pod-security.kubernetes.io/enforce": "restricted"}}});
-    s.cluster_api("Namespace").create(&PostParams::default(), &serde_json::from_value(object)?).await?;
-    let result = async {
-        other.wait("ServiceAccount", "default", "be created", MINUTES, |_| true).await?;
-        body(&other).await
-    };
-    let result = result.await;
+    let other = new_namespace(s, format!("{}-x", s.namespace), name).await?;
+    let result = body(&other).await;
     if let Err(error) = &result {
         other.explain(error).await;
     }
