@@ -271,6 +271,17 @@ impl Action {
         }
     }
 
+    /// Returns how likely the kind of action is. Without much that is written, restored and looked at, one content is like another.
+    const fn weight(self) -> usize {
+        match self {
+            Self::Write(_) => 6,
+            Self::Start(_) | Self::Restore { .. } => 4,
+            Self::Snapshot { .. } => 3,
+            Self::RestoreTo { .. } | Self::CloneSnapshot { .. } => 2,
+            _ => 1,
+        }
+    }
+
     /// Distinguishes the kinds of actions.
     fn kind(self) -> std::mem::Discriminant<Self> {
         std::mem::discriminant(&self)
@@ -294,7 +305,7 @@ impl Random {
     }
 }
 
-/// Returns the steps of a seed. Kinds of actions are equally likely; every fourth step has a kill.
+/// Returns the steps of a seed. Every fourth step has a kill.
 pub(super) fn generate(seed: u64, count: usize) -> Vec<Step> {
     let (mut random, mut model, mut steps) = (Random(seed), Model::default(), Vec::new());
     while steps.len() < count {
@@ -302,7 +313,7 @@ pub(super) fn generate(seed: u64, count: usize) -> Vec<Step> {
         let mut kinds: Vec<_> = Vec::new();
         for action in &possible {
             if !kinds.contains(&action.kind()) {
-                kinds.push(action.kind());
+                kinds.extend(std::iter::repeat_n(action.kind(), action.weight()));
             }
         }
         let Some(kind) = random.choose(&kinds) else { break };
