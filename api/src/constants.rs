@@ -58,6 +58,8 @@ pub mod component {
 pub mod label {
     /// Component of a pod.
     pub const APP: &str = "kubevirt.io";
+    /// VM with whose memory a claim was made.
+    pub const HIBERNATION_OF: &str = "ferrovirt.io/hibernation-of";
     /// UID of the DataVolume that gets a persistent volume from a temporary claim.
     pub const HAND_OVER: &str = "ferrovirt.io/hand-over";
     /// Name of the VM of whose snapshot a claim was restored.
@@ -433,6 +435,8 @@ pub mod condition {
     pub const MIGRATION_BLOCKED_BY_BACKUP: &str = "migrationBlockedByBackup";
     /// Changes require a restart.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
+    /// The memory of the guest is in a claim, and no guest runs. KubeVirt has no such condition.
+    pub const HIBERNATED: &str = "Hibernated";
     /// Manual intervention is required.
     pub const MANUAL_RECOVERY_REQUIRED: &str = "ManualRecoveryRequired";
     /// The replica set is paused.

@@ -136,6 +136,40 @@ words! {
 }
 
 words! {
+    /// Phase of the hibernation of a VM.
+    HibernationPhase {
+        /// The memory is to be saved.
+        Requested = "Requested",
+        /// The guest's memory is written to the claim.
+        Saving = "Saving",
+        /// The claim holds the memory, and no guest runs.
+        Hibernated = "Hibernated",
+        /// The guest starts from the claim.
+        Resuming = "Resuming",
+        /// The saved memory is to be removed: it was resumed, or is not wanted.
+        Removing = "Removing",
+        /// The memory was not saved. The guest runs on, or has ended.
+        Failed = "Failed",
+    } default Requested
+}
+
+words! {
+    /// State of the memory of a VMI that is saved or restored.
+    SavedMemoryPhase {
+        /// The memory is to be saved.
+        Saving = "Saving",
+        /// The memory is saved, and the guest has ended.
+        Saved = "Saved",
+        /// The memory was not saved.
+        SaveFailed = "SaveFailed",
+        /// The guest starts from saved memory.
+        Restoring = "Restoring",
+        /// The guest runs from saved memory, which cannot be used again.
+        Restored = "Restored",
+    } default Saving
+}
+
+words! {
     /// State of the guest's file systems while its volumes are snapshotted.
     QuiesceState {
         /// The guest does not run.

@@ -18,6 +18,7 @@ pub mod enums;
 pub mod export;
 pub mod fields;
 pub mod gates;
+pub mod hibernation;
 pub mod host_devices;
 pub mod hotplug;
 pub mod instancetype;
@@ -50,8 +51,8 @@ pub(crate) use boolean::is_false;
 pub use boolean::is_true;
 pub use condition::Condition;
 pub use enums::{
-    DataVolumePhase, EvictionStrategy, MigrationPhase, PrintableStatus, QuiesceState, RunStrategy, StartStrategy,
-    StateChangeAction, VmOperation, VmiPhase,
+    DataVolumePhase, EvictionStrategy, HibernationPhase, MigrationPhase, PrintableStatus, QuiesceState, RunStrategy,
+    SavedMemoryPhase, StartStrategy, StateChangeAction, VmOperation, VmiPhase,
 };
 pub use gates::FeatureGate;
 pub use kubevirt::spec::KubeVirt;

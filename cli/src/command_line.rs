@@ -10,8 +10,8 @@ use clap::{
 
 use crate::{
     cluster::ClusterOptions, console, copies, create, credentials, describe, drain, error::Error, evacuation, examples,
-    expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize, snapshot, ssh,
-    support_bundle, top, ui, usb, version, vnc, volumes,
+    expose, forward, graph, guest, hibernate, image_upload, lifecycle, log_verbosity, memory_dump, migrate, resize,
+    snapshot, ssh, support_bundle, top, ui, usb, version, vnc, volumes,
 };
 
 /// Control virtual machines
@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Set(resize::SetCommand),
     /// Dump the memory of a running virtual machine to a PersistentVolumeClaim
     MemoryDump(memory_dump::Options),
+    /// Save the memory of a running virtual machine to a claim and stop it: the next start continues
+    Hibernate(hibernate::Options),
     /// Take a snapshot of a virtual machine
     Snapshot(snapshot::Options),
     /// Give a stopped VM the state that it had at a snapshot, or create a VM from one

@@ -100,7 +100,11 @@ fn resource_to_name(before: &[String], typed: &str) -> Option<&'static str> {
     let words = positional(&commands_in(&root, before), before)?;
     let (name, arguments) = words.split_first()?;
     match (*name, arguments) {
-        ("start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph" | "describe" | "top", [])
+        (
+            "start" | "stop" | "restart" | "migrate" | "migrate-cancel" | "objectgraph" | "describe" | "top"
+            | "hibernate",
+            [],
+        )
         | ("pause" | "unpause" | "evacuate-cancel" | "expose", ["vm"])
         | ("memory-dump", ["get" | "remove"])
         | ("credentials", ["add-ssh-key" | "remove-ssh-key" | "set-password"])

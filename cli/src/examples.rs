@@ -11,7 +11,7 @@ const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by command.
-const EXAMPLES: [(&str, Examples); 52] = [
+const EXAMPLES: [(&str, Examples); 53] = [
     (
         "create",
         &[(
@@ -139,6 +139,14 @@ const EXAMPLES: [(&str, Examples); 52] = [
         &[
             ("Dump the memory to a new claim", "memory-dump get my-vm --claim-name=my-dump --create-claim"),
             ("Remove the association with the claim", "memory-dump remove my-vm"),
+        ],
+    ),
+    (
+        "hibernate",
+        &[
+            ("Save the memory of a VM to a claim that is made for it, and stop the VM", "hibernate my-vm --wait"),
+            ("Continue the guest", "start my-vm"),
+            ("Boot it at its next start instead", "hibernate my-vm --discard"),
         ],
     ),
     (

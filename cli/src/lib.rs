@@ -22,6 +22,7 @@ mod expose;
 mod forward;
 mod graph;
 mod guest;
+mod hibernate;
 mod image_upload;
 mod kubeconfig;
 mod lifecycle;

@@ -7,7 +7,7 @@ use crate::{
     command_line::{Cli, Command, advice, definition, exit_code, parse},
     completion, console, copies, create, credentials, describe, drain,
     error::Error,
-    evacuation, expose, forward, graph, guest, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
+    evacuation, expose, forward, graph, guest, hibernate, image_upload, lifecycle, log_verbosity, memory_dump, migrate,
     output::print,
     permitted_devices, resize, snapshot, ssh, support_bundle, top, ui, usb, version, vnc, volumes,
 };
@@ -87,6 +87,7 @@ async fn execute(mut cli: Cli) -> Result<(), Error> {
                 Command::RemoveVolume(options) => volumes::remove(&connection, &options).await,
                 Command::Set(command) => resize::set(&connection, &command).await,
                 Command::MemoryDump(options) => memory_dump::run(&connection, &options).await,
+                Command::Hibernate(options) => hibernate::run(&connection, &options).await,
                 Command::Snapshot(options) => snapshot::run(&connection, &options).await,
                 Command::Restore(options) => copies::restore(&connection, &options).await,
                 Command::Clone(options) => copies::clone(&connection, &options).await,

@@ -232,6 +232,15 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
             after="within 120 eval '! kubectl get vmsnapshotcontent -o name | grep .'"
         ),
     },
+    "hibernate": {
+        "kubectl virt hibernate sleeper --wait": Step(
+            before="""within 240 has vmi/sleeper '{.status.phase}' Running
+within 240 eval '! kubectl get vm sleeper --output jsonpath={.status.hibernation} | grep .'""",
+            shows="VM sleeper is hibernated in claim hibernation-of-sleeper-",
+        ),
+        "kubectl virt start sleeper": Step(after="within 240 has vmi/sleeper '{.status.phase}' Running"),
+        "kubectl virt hibernate sleeper --discard --wait": Step(shows="VM sleeper boots at its next start"),
+    },
     "kvm-hosts": {
         "kubectl get nodes -o custom-columns='NODE:.metadata.name,KVM:.status.allocatable.devices\\.kubevirt\\.io/kvm'": Step(shows=r"node-2 +\S"),
         "kubectl describe nodes | grep devices.kubevirt.io": Step(shows="devices.kubevirt.io/kvm"),

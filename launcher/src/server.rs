@@ -8,9 +8,10 @@ use protocol::{
     AbortJobRequest, AbortMigrationRequest, Chunk, ConsoleInput, Done, DumpMemoryRequest, FileSystemsReply,
     FileSystemsRequest, FinishRequest, FreezeRequest, GuestExecReply, GuestExecRequest, GuestPingRequest,
     GuestReportReply, GuestReportRequest, HelloReply, HelloRequest, KillRequest, LauncherState, MAX_MESSAGE_SIZE,
-    MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest,
-    ShutdownRequest, SoftRebootRequest, StartJobRequest, StatsReply, StatsRequest, SyncReply, SyncRequest, TRACEPARENT,
-    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, VmiOptions, WatchRequest, abort_job_request,
+    MigrateRequest, PauseRequest, PrepareMigrationRequest, ResetRequest, SaveMemoryRequest, ScreenshotReply,
+    ScreenshotRequest, ShutdownRequest, SoftRebootRequest, StartJobRequest, StatsReply, StatsRequest, SyncReply,
+    SyncRequest, TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, VmiOptions,
+    WatchRequest, abort_job_request,
     launcher_server::{Launcher, LauncherServer},
     start_job_request::Job,
 };
@@ -148,6 +149,7 @@ impl Service {
                 EngineRequest::Act(Action::Shutdown { grace })
             }
             Job::MemoryDump(DumpMemoryRequest { volume, file }) => EngineRequest::DumpMemory { volume, file },
+            Job::MemorySave(SaveMemoryRequest { volume, file }) => EngineRequest::SaveMemory { volume, file },
             Job::MigrationIn(PrepareMigrationRequest { migration, vmi, options }) => {
                 named(&migration)?;
                 EngineRequest::PrepareMigration { migration, wanted: parse_wanted(&vmi, options)? }

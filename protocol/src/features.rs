@@ -20,12 +20,21 @@ pub enum Feature {
     LiveMigration,
     /// `StartJob`, `AbortJob` and `LauncherState.jobs`. The calls that start or abort one kind of job are for older releases.
     Jobs,
+    /// The job `memory_save`, and starts from saved memory.
+    MemorySave,
 }
 
 impl Feature {
     /// All features of this release.
-    pub const ALL: [Self; 6] =
-        [Self::ItemResults, Self::LiveResize, Self::NicHotplug, Self::MemoryDump, Self::LiveMigration, Self::Jobs];
+    pub const ALL: [Self; 7] = [
+        Self::ItemResults,
+        Self::LiveResize,
+        Self::NicHotplug,
+        Self::MemoryDump,
+        Self::LiveMigration,
+        Self::Jobs,
+        Self::MemorySave,
+    ];
 
     /// Returns the name in a Hello.
     pub fn name(self) -> &'static str {
@@ -36,6 +45,7 @@ impl Feature {
             Self::MemoryDump => "memory-dump",
             Self::LiveMigration => "live-migration",
             Self::Jobs => "jobs",
+            Self::MemorySave => "memory-save",
         }
     }
 }

@@ -23,7 +23,7 @@ pub use guest::{
 pub use lifecycle::{EvacuateCancelOptions, MigrateOptions, PauseOptions, RestartOptions, StartOptions, StopOptions};
 pub use sev::{SevMeasurementInfo, SevPlatformInfo, SevSecretOptions, SevSessionOptions};
 pub use usage::{DiskUsage, DomainUsage, InterfaceUsage, MemoryUsage};
-pub use volumes::{AddVolumeRequest, MemoryDumpOptions, RemoveVolumeRequest};
+pub use volumes::{AddVolumeRequest, HibernateOptions, MemoryDumpOptions, RemoveVolumeRequest};
 
 /// Maps null to the default, for `deserialize_with`. Some clients send null for unset fields.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
@@ -55,6 +55,7 @@ mod tests {
         assert_eq!(read::<AddVolumeRequest>(add), AddVolumeRequest::default());
         assert_eq!(read::<RemoveVolumeRequest>(json!({"name": null})), RemoveVolumeRequest::default());
         assert_eq!(read::<MemoryDumpOptions>(json!({"claimName": null})), MemoryDumpOptions::default());
+        assert_eq!(read::<HibernateOptions>(json!({"claimName": null, "discard": null})), HibernateOptions::default());
         let session = json!({"session": null, "dhCert": null});
         assert_eq!(read::<SevSessionOptions>(session), SevSessionOptions::default());
         assert_eq!(read::<SevSecretOptions>(json!({"header": null, "secret": null})), SevSecretOptions::default());

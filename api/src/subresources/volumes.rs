@@ -47,6 +47,21 @@ pub struct MemoryDumpOptions {
     pub claim_name: String,
 }
 
+/// Options of `hibernate`.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct HibernateOptions {
+    /// Claim for the memory; default: one that is made for it and removed afterwards.
+    #[serde(deserialize_with = "super::or_default")]
+    pub claim_name: String,
+    /// Remove the saved memory: the next start boots.
+    #[serde(deserialize_with = "super::or_default")]
+    pub discard: bool,
+    /// `All`: validate without changing anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dry_run: Option<Vec<String>>,
+}
+
 /// Parses a disk without requiring its name, since the name of the request applies.
 fn nameless<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Disk>, D::Error> {
     let Some(mut disk) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Condition;
+use crate::enums::HibernationPhase;
 use crate::enums::PrintableStatus;
 use crate::enums::RunStrategy;
 use crate::enums::StateChangeAction;
@@ -33,6 +34,9 @@ pub struct VirtualMachineStatus {
     /// Generation of the VM's spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_generation: Option<i64>,
+    /// Hibernation of the guest. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernation: Option<VirtualMachineHibernation>,
     /// Instance type in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instancetype_ref: Option<InstancetypeStatusRef>,
@@ -99,6 +103,50 @@ pub struct OperationLease {
     pub since: Option<Time>,
     /// UID of the object; that of the VM for an operation without an object of its own.
     pub uid: String,
+}
+
+/// Hibernation of a guest: its memory in a claim.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineHibernation {
+    /// Name of the claim; empty until one is made.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub claim_name: String,
+    /// Name of the file in the claim.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub file_name: String,
+    /// The VMI whose memory is saved. A resume starts it as it was, whatever the template says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<SavedInstance>,
+    /// Why the last save or resume failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// True if the claim was made for this hibernation and is deleted after it.
+    #[serde(default, skip_serializing_if = "crate::is_false")]
+    pub owns_claim: bool,
+    /// Phase.
+    pub phase: HibernationPhase,
+    /// Time of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+}
+
+/// A VMI whose memory is saved.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SavedInstance {
+    /// Annotations.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// Node on which the guest ran. A resume prefers it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// ControllerRevision of the VM from which the VMI was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision_name: Option<String>,
+    /// Spec of the VMI.
+    #[schemars(schema_with = "crate::hibernation::any_object")]
+    pub spec: serde_json::Value,
 }
 
 /// An instance type or preference in use.

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Condition;
+use crate::enums::SavedMemoryPhase;
 use crate::enums::VmiPhase;
 use crate::vmi::cpu::CpuTopology;
 use crate::vmi::domain::Machine;
@@ -42,6 +43,9 @@ pub struct VirtualMachineInstanceStatus {
     /// Operating system, as reported by the guest agent.
     #[serde(rename = "guestOSInfo", default)]
     pub guest_os_info: VirtualMachineInstanceGuestOsInfo,
+    /// Memory that is saved to a claim, or restored from one. KubeVirt has no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernation: Option<SavedMemory>,
     /// Interfaces, as reported by hypervisor, pod and guest agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<VirtualMachineInstanceNetworkInterface>,
@@ -99,6 +103,24 @@ pub struct VirtualMachineInstanceStatus {
     /// State of each volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_status: Vec<VolumeStatus>,
+}
+
+/// Memory of a guest in a claim, which the VMI has as a volume for memory dumps.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SavedMemory {
+    /// Name of the claim and of its volume.
+    pub claim_name: String,
+    /// Name of the file in the claim.
+    pub file_name: String,
+    /// Why the memory was not saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// State.
+    pub phase: SavedMemoryPhase,
+    /// Node on which the guest ran when its memory was saved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preferred_node: Option<String>,
 }
 
 /// State of changed-block tracking.

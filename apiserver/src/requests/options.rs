@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 
 use api::subresources::{
-    AddVolumeRequest, EvacuateCancelOptions, MigrateOptions, PauseOptions, RemoveVolumeRequest, RestartOptions,
-    StartOptions, StopOptions,
+    AddVolumeRequest, EvacuateCancelOptions, HibernateOptions, MigrateOptions, PauseOptions, RemoveVolumeRequest,
+    RestartOptions, StartOptions, StopOptions,
 };
 use http::Uri;
 use serde::de::DeserializeOwned;
@@ -55,6 +55,7 @@ macro_rules! dry_run_options {
 dry_run_options!(
     AddVolumeRequest,
     EvacuateCancelOptions,
+    HibernateOptions,
     MigrateOptions,
     PauseOptions,
     RemoveVolumeRequest,

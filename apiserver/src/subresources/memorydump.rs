@@ -128,7 +128,7 @@ fn check_lease(vm: &VirtualMachine) -> Result<(), ApiError> {
 }
 
 /// Rejects a claim whose name cannot be that of the volume for the dump.
-fn check_volume(vm: &VirtualMachine, vmi: &VirtualMachineInstance, name: &str) -> Result<(), ApiError> {
+pub(super) fn check_volume(vm: &VirtualMachine, vmi: &VirtualMachineInstance, name: &str) -> Result<(), ApiError> {
     let is_label_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if name.len() > MAX_VOLUME_NAME || !name.bytes().all(is_label_byte) {
         return Err(conflict(

@@ -13,6 +13,7 @@ mod expand_vm_spec;
 mod filesystemlist;
 mod freeze;
 mod guestosinfo;
+mod hibernate;
 mod memorydump;
 mod migrate;
 mod objectgraph;

@@ -5,15 +5,15 @@ use http::Method;
 use super::{
     addvolume, backup,
     common::specification::{GROUP, Specification, Verb},
-    console, evacuate_cancel, expand_spec, expand_vm_spec, filesystemlist, freeze, guestosinfo, memorydump, migrate,
-    objectgraph, pause, portforward, redefine_checkpoint, removememorydump, removevolume, reset, restart,
+    console, evacuate_cancel, expand_spec, expand_vm_spec, filesystemlist, freeze, guestosinfo, hibernate, memorydump,
+    migrate, objectgraph, pause, portforward, redefine_checkpoint, removememorydump, removevolume, reset, restart,
     sev_fetch_cert_chain, sev_inject_launch_secret, sev_query_launch_measurement, sev_setup_session, softreboot, start,
     stop, unfreeze, unpause, usage, usbredir, userlist, vnc, vnc_screenshot, vsock,
 };
 use crate::{auth::authorization::Attributes, metrics::StreamKind};
 
 /// The subresources.
-pub(crate) static ALL: [&Specification; 39] = [
+pub(crate) static ALL: [&Specification; 40] = [
     &expand_vm_spec::SPECIFICATION,
     &vnc::SPECIFICATION,
     &vnc_screenshot::SPECIFICATION,
@@ -53,6 +53,7 @@ pub(crate) static ALL: [&Specification; 39] = [
     &usbredir::SPECIFICATION,
     &vsock::SPECIFICATION,
     &usage::SPECIFICATION,
+    &hibernate::SPECIFICATION,
 ];
 
 /// Returns the kinds of streams, each once.

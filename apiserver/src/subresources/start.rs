@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{
+    HibernationPhase, VirtualMachine,
     constants::condition,
     enums::{RunStrategy, StateChangeAction, VmiPhase},
     subresources::StartOptions,
@@ -43,6 +44,11 @@ fn check(observed: Observed<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+fn is_hibernated(vm: &VirtualMachine) -> bool {
+    let hibernation = vm.status.as_ref().and_then(|status| status.hibernation.as_ref());
+    hibernation.is_some_and(|known| known.phase == HibernationPhase::Hibernated)
+}
+
 /// Returns the patches of a start.
 fn decide(observed: Observed<'_>, options: &StartOptions) -> Result<Plan, ApiError> {
     check(observed)?;
@@ -62,6 +68,10 @@ fn decide(observed: Observed<'_>, options: &StartOptions) -> Result<Plan, ApiErr
             Some(vmi) => request_patch(observed.vm, vec![stop_request(vmi), start])?,
             None => request_patch(observed.vm, vec![start])?,
         },
+        // No run strategy starts a hibernated VM, so that each permits a request.
+        RunStrategy::Always | RunStrategy::Once if is_hibernated(observed.vm) => {
+            request_patch(observed.vm, vec![start])?
+        }
         RunStrategy::Always | RunStrategy::Once => {
             return Err(observed.conflict(format!("{strategy} does not support manual start requests")));
         }
@@ -81,7 +91,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
 
 #[cfg(test)]
 mod tests {
-    use api::{VirtualMachine, VirtualMachineInstance};
+    use api::VirtualMachineInstance;
     use serde_json::json;
 
     use super::*;
@@ -163,6 +173,20 @@ mod tests {
         for (vm, phase, expected) in cases {
             let vmi = phase.map(vmi_in);
             assert_eq!(conflict(started(&vm, vmi.as_ref(), false)), expected);
+        }
+    }
+
+    #[test]
+    fn hibernated_vm_is_started_with_any_strategy() {
+        for (strategy, phase, starts) in [
+            ("Always", "Hibernated", true),
+            ("Once", "Hibernated", true),
+            ("RerunOnFailure", "Hibernated", true),
+            ("Always", "Saving", false),
+            ("Always", "Failed", false),
+        ] {
+            let vm = vm_with(json!({"runStrategy": strategy}), json!({"hibernation": {"phase": phase}}));
+            assert_eq!(started(&vm, None, false).is_ok(), starts, "{strategy} {phase}");
         }
     }
 

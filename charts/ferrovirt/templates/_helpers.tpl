@@ -292,6 +292,11 @@ has({{ . }}.metadata.labels) && "cdi.kubevirt.io/OwnedByUID" in {{ . }}.metadata
 ({{ . }}.metadata.name.startsWith("persistent-state-for-") || (has({{ . }}.metadata.labels) && "persistent-state-for" in {{ . }}.metadata.labels)) && has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.size() == 1 && {{ . }}.metadata.ownerReferences.all(o, has(o.controller) && o.controller && o.uid != "" && o.apiVersion.startsWith("kubevirt.io/") && o.kind in ["VirtualMachine", "VirtualMachineInstance"])
 {{- end -}}
 
+{{/* CEL: a claim is for the memory of a hibernated VM, and goes with it: ferrovirt.isHibernationClaim "oldObject" */}}
+{{- define "ferrovirt.isHibernationClaim" -}}
+{{ . }}.metadata.name.startsWith("hibernation-of-") && has({{ . }}.metadata.labels) && "ferrovirt.io/hibernation-of" in {{ . }}.metadata.labels && {{ include "ferrovirt.controlledBy" (list . "VirtualMachine") }} && {{ . }}.metadata.ownerReferences.size() == 1
+{{- end -}}
+
 {{/* CEL: a snapshot of a VM, or its content, controls an object: ferrovirt.ofSnapshot (list "object" "VirtualMachineSnapshot") */}}
 {{- define "ferrovirt.ofSnapshot" -}}
 has({{ index . 0 }}.metadata.ownerReferences) && {{ index . 0 }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("snapshot.kubevirt.io/") && o.kind == {{ index . 1 | quote }} && o.uid != "")

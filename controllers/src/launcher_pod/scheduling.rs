@@ -151,19 +151,24 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
     for term in &mut selector.node_selector_terms {
         term.match_expressions.get_or_insert_with(Vec::new).extend(required.iter().cloned());
     }
-    node.preferred_during_scheduling_ignored_during_execution.get_or_insert_with(Vec::new).push(
-        PreferredSchedulingTerm {
-            weight: 100,
-            preference: NodeSelectorTerm {
-                match_expressions: Some(vec![NodeSelectorRequirement {
-                    key: label::SCHEDULABLE.to_owned(),
-                    operator: "In".to_owned(),
-                    values: Some(vec!["true".to_owned()]),
-                }]),
-                match_fields: None,
-            },
-        },
-    );
+    let preferred = node.preferred_during_scheduling_ignored_during_execution.get_or_insert_with(Vec::new);
+    let is_in = |key: &str, value: &str| {
+        vec![NodeSelectorRequirement {
+            key: key.to_owned(),
+            operator: "In".to_owned(),
+            values: Some(vec![value.to_owned()]),
+        }]
+    };
+    let schedulable = Some(is_in(label::SCHEDULABLE, "true"));
+    let preference = NodeSelectorTerm { match_expressions: schedulable, match_fields: None };
+    preferred.push(PreferredSchedulingTerm { weight: 100, preference });
+    // A guest that continues from saved memory needs the CPU of the node on which it ran.
+    let memory = inputs.instance.status.as_ref().and_then(|status| status.hibernation.as_ref());
+    if let Some(node) = memory.and_then(|memory| memory.preferred_node.as_deref()) {
+        let named = Some(is_in("metadata.name", node));
+        let preference = NodeSelectorTerm { match_expressions: None, match_fields: named };
+        preferred.push(PreferredSchedulingTerm { weight: 100, preference });
+    }
     affinity
 }
 

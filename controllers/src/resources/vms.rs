@@ -46,7 +46,10 @@ impl Cached for VirtualMachine {
 
     fn indices(&self) -> Vec<VmIndex> {
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
-        let claims = claim_names(self).into_iter().map(|name| VmIndex::Claim(Key::new(namespace, name)));
+        let claims = claim_names(self)
+            .into_iter()
+            .chain(hibernation_claim(self).map(str::to_owned))
+            .map(|name| VmIndex::Claim(Key::new(namespace, name)));
         let sources = Role::ALL.into_iter().filter_map(|role| source(self, role)?.ok());
         let sources = sources.map(|source| match source {
             Source::Revision(name) => VmIndex::Revision(Key::new(namespace, name)),
@@ -100,6 +103,12 @@ pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl In
 pub(crate) fn claim_names(vm: &VirtualMachine) -> Vec<String> {
     let volumes = vm.spec.template.spec.iter().flat_map(|spec| &spec.volumes);
     volumes.filter_map(claim_name).chain(templated(vm)).map(str::to_owned).collect()
+}
+
+/// Returns the name of the claim with the memory of a hibernated VM.
+pub(crate) fn hibernation_claim(vm: &VirtualMachine) -> Option<&str> {
+    let hibernation = vm.status.as_ref()?.hibernation.as_ref()?;
+    Some(hibernation.claim_name.as_str()).filter(|name| !name.is_empty())
 }
 
 /// Returns the names of the DataVolumes of a VM's templates.

@@ -148,6 +148,7 @@ impl Observed {
         status.release(self.restore.metadata.uid.as_deref().unwrap_or_default());
         if forgets_dump {
             status.memory_dump_request = None;
+            status.hibernation = None;
         }
         Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))
     }

@@ -22,7 +22,7 @@ use crate::{
         needs,
         start_revisions::StartRevisionIndex,
         storage_profiles::CachedStorageProfile,
-        vms::{VmIndex, claim_names, data_volume_names, instancetype_key},
+        vms::{VmIndex, claim_names, data_volume_names, hibernation_claim, instancetype_key},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -133,6 +133,8 @@ impl Controller for Vms {
         Some(Observed {
             snapshot_classes: snapshot_classes(caches, claims.values().chain(&state_claim)),
             state_claim,
+            hibernation_claim: hibernation_claim(&vm)
+                .and_then(|name| caches.claims.get(&Key::new(key.namespace.clone(), name))),
             instance,
             is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(key.clone())) > 0,
             claims,

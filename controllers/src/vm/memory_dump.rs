@@ -109,12 +109,12 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
 }
 
 /// Returns true if a spec has the volume of a dump.
-fn has(spec: &VirtualMachineInstanceSpec, claim: &str) -> bool {
+pub(super) fn has(spec: &VirtualMachineInstanceSpec, claim: &str) -> bool {
     spec.volumes.iter().any(|volume| volume.name == claim && volume.memory_dump.is_some())
 }
 
 /// Adds or removes the volume of a dump. Volumes of other kinds stay.
-fn put(spec: &mut VirtualMachineInstanceSpec, claim: &str, present: bool) {
+pub(super) fn put(spec: &mut VirtualMachineInstanceSpec, claim: &str, present: bool) {
     let is_present = spec.volumes.iter().any(|volume| volume.name == claim);
     if present && !is_present {
         let source = MemoryDumpVolumeSource { claim_name: claim.to_owned(), hotpluggable: true, ..Default::default() };

@@ -6,11 +6,13 @@
 //!    ^                                                                                      │
 //!    └──────────── run strategy and requests say whether to start again (run_strategy.rs) ──┘
 //! ```
+//! A hibernated VM has no VMI, whatever its run strategy, until a user starts it (hibernation.rs).
 
 mod backoff;
 mod chosen;
 mod controller;
 mod data_volumes;
+mod hibernation;
 mod hotplug;
 mod instancetype;
 mod live;
@@ -76,6 +78,8 @@ pub(crate) struct Observed {
     pub snapshot_classes: BTreeMap<String, Result<Option<String>, String>>,
     /// The claim with its state.
     pub state_claim: Option<Arc<CachedClaim>>,
+    /// The claim with the memory of the hibernated guest.
+    pub hibernation_claim: Option<Arc<CachedClaim>>,
     /// A migration of the VMI has not ended.
     pub is_migrated: bool,
     /// DataVolumes of the claims that volumes may move to.
@@ -169,7 +173,9 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
         return Ok(decision);
     }
     let template = owned.and_then(|_| start::template(observed, &chosen.ok()?));
-    if let Some(instance) = owned.filter(|_| !changes_instance && vm.metadata.deletion_timestamp.is_none()) {
+    // The saved spec is that of the guest.
+    let can_change = vm.metadata.deletion_timestamp.is_none() && !hibernation::is_in_progress(vm);
+    if let Some(instance) = owned.filter(|_| !changes_instance && can_change) {
         let refused = live::update(observed, instance, template.as_ref(), &mut decision)?;
         error = error.or(refused);
     }
@@ -177,6 +183,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     status::update(observed, owned, error.as_ref(), template.as_ref(), &data_volumes, &mut wanted);
     if vm.metadata.deletion_timestamp.is_none() {
         memory_dump::update(observed, owned, &mut wanted, &mut decision)?;
+        hibernation::update(observed, owned, &mut wanted, &mut decision)?;
     }
     if failed_instance_restarts {
         let requests = &mut wanted.status.get_or_insert_default().state_change_requests;
@@ -278,7 +285,7 @@ fn synchronize(
         let message = "running and runstrategy are mutually exclusive";
         return Ok((Some(SyncError::new(event::FAILED_CREATE, message)), false));
     }
-    match run_strategy::next(vm, owned, observed.now) {
+    match hibernation::action(vm, owned).unwrap_or_else(|| run_strategy::next(vm, owned, observed.now)) {
         Action::Nothing => Ok((None, false)),
         Action::Wait(time) => {
             decision.wake(time);
@@ -322,7 +329,7 @@ fn start_instance(
     if volume_migration::needs_recovery(vm, None) {
         return Ok(None);
     }
-    if let Some(lease) = vm_lease::forbids(vm, Attempt::Start) {
+    if let Some(lease) = vm_lease::forbids(vm, Attempt::Start).filter(|_| !hibernation::resumes(vm)) {
         return Ok(Some(SyncError::new(vm_lease::OPERATION, vm_lease::awaited(lease))));
     }
     let instance = match start::instance(vm, chosen, &observed.config, paused, trace(observed)) {
@@ -334,7 +341,10 @@ fn start_instance(
         }
     };
     if !decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
-        revision::keep(observed, chosen, decision)?;
+        // The record of the start stays that of the saved guest.
+        if !hibernation::resumes(vm) {
+            revision::keep(observed, chosen, decision)?;
+        }
         let regarding = Kind::VirtualMachine.reference(&vm.metadata);
         decision.push(create_vmi(vm.metadata.namespace.as_deref(), &instance, regarding)?);
     }

@@ -6,7 +6,7 @@ use api::{
     vm::status::VirtualMachineStartFailure,
 };
 
-use super::{SyncError, backoff, data_volumes::DataVolumes, run_strategy};
+use super::{SyncError, backoff, data_volumes::DataVolumes, hibernation, run_strategy};
 
 /// `error`: it shows in condition Failure.
 pub(super) fn status(
@@ -23,6 +23,10 @@ pub(super) fn status(
     let must_run = run_strategy::must_run(vm, instance);
     if let Some(instance) = instance.filter(|instance| !instance.is_final()) {
         return live(instance, must_run && unbound_claim, data_volumes);
+    }
+    // Clients know no other word. The condition Hibernated tells more.
+    if hibernation::is_hibernated(vm) {
+        return PrintableStatus::Stopped;
     }
     if data_volumes.fail(must_run) {
         return PrintableStatus::DataVolumeError;

@@ -50,7 +50,8 @@ fn stop_requested(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> boo
     })
 }
 
-fn paused(vm: &VirtualMachine) -> bool {
+/// Returns true if a start without running the guest is requested.
+pub(super) fn is_paused_start(vm: &VirtualMachine) -> bool {
     start_request(vm).is_some_and(|request| request.data.get("paused").is_some_and(|value| value == "true"))
 }
 
@@ -90,7 +91,7 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
         RunStrategy::Manual => match instance {
             Some(instance) if stop_requested(vm, instance) => Action::Delete { restart: false },
             Some(_) => Action::Nothing,
-            None if start_request(vm).is_some() => Action::Start { paused: paused(vm) },
+            None if start_request(vm).is_some() => Action::Start { paused: is_paused_start(vm) },
             None => Action::Nothing,
         },
         RunStrategy::Halted => match instance {
@@ -99,7 +100,7 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
             None => Action::Nothing,
         },
         RunStrategy::Once => match instance {
-            None => Action::Start { paused: paused(vm) },
+            None => Action::Start { paused: is_paused_start(vm) },
             Some(_) => Action::Nothing,
         },
         other => Action::Unknown(other.as_str().to_owned()),
@@ -124,7 +125,7 @@ fn after_backoff(vm: &VirtualMachine, now: Timestamp) -> Action {
         .filter(|left| !left.is_zero());
     match left {
         Some(left) => Action::Wait(left),
-        None => Action::Start { paused: paused(vm) },
+        None => Action::Start { paused: is_paused_start(vm) },
     }
 }
 

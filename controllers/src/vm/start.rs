@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use super::{
     Observed,
     chosen::{ApplyError, Chosen},
-    memory_dump,
+    hibernation, memory_dump,
     restart::Template,
     revision,
 };
@@ -31,6 +31,9 @@ pub(super) enum StartError {
     /// Instance type or preference cannot be applied.
     #[error(transparent)]
     Apply(#[from] ApplyError),
+    /// The VMI whose memory is saved cannot be read.
+    #[error("the VMI whose memory is saved is not readable: {0}")]
+    Saved(String),
 }
 
 /// Returns the VMI of a VM. `trace`: the trace of its start, if it is that of its VM.
@@ -83,6 +86,7 @@ pub(super) fn instance(
     attach(&mut vmi.spec);
     chosen.apply(vm, &mut vmi)?;
     complete_inputs(&mut vmi.spec.domain.devices.inputs);
+    hibernation::resume(vm, &mut vmi, paused)?;
     Ok(vmi)
 }
 

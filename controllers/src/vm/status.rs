@@ -27,8 +27,13 @@ use crate::{
 const BOUND: &str = "Bound";
 
 /// The VM's own conditions. All others are copied from its VMI.
-const OWN: &[&str] =
-    &[condition::READY, condition::FAILURE, condition::RESTART_REQUIRED, condition::MANUAL_RECOVERY_REQUIRED];
+const OWN: &[&str] = &[
+    condition::READY,
+    condition::FAILURE,
+    condition::HIBERNATED,
+    condition::RESTART_REQUIRED,
+    condition::MANUAL_RECOVERY_REQUIRED,
+];
 
 pub(super) fn update(
     observed: &Observed,

@@ -19,6 +19,7 @@ pub(crate) mod numa;
 pub(crate) mod parse;
 pub(crate) mod pinning;
 mod ports;
+pub(crate) mod resumed;
 mod root_complex;
 mod tags;
 pub(crate) mod unsupported;

@@ -39,6 +39,9 @@ pub enum HypervisorError {
     /// libvirt's XML of the domain lacks what is different at the target of a migration.
     #[error("libvirt's XML of the domain lacks a disk that moves to another claim, or the NUMA cells of the guest")]
     NoDestination,
+    /// The guest cannot be started from a file with its memory.
+    #[error("{0}")]
+    SavedMemory(String),
     /// The threads of the domain do not fit into the pod of the target.
     #[error("cannot pin the CPUs of the VMI at the target: {0}")]
     Pinning(String),

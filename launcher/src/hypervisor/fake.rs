@@ -375,6 +375,21 @@ impl Domain for FakeDomain {
         self.call("dump", move |_| std::fs::write(path, "ELF").map_err(|_| HypervisorError::NoDomain))
     }
 
+    fn save_memory(&self, path: PathBuf) -> Call<()> {
+        self.call("save", move |state| {
+            std::fs::write(path, "LibvirtQemudSave").map_err(|_| HypervisorError::NoDomain)?;
+            state.set(Lifecycle::Shutoff, "saved");
+            Ok(())
+        })
+    }
+
+    fn restore_memory(&self, _: PathBuf) -> Call<()> {
+        self.call("restore", |state| {
+            state.set(Lifecycle::Paused, "migration");
+            Ok(())
+        })
+    }
+
     fn migrate(&self, _: MigrateCall) -> Call<()> {
         self.call("migrate", move |state| {
             if !state.is_active() {

@@ -70,6 +70,10 @@ pub(crate) trait Domain: Send + Sync + 'static {
     fn change_device(&self, change: DeviceChange, xml: String) -> Call<()>;
     /// Writes the guest's memory to a file as an ELF core. The guest stands still meanwhile.
     fn dump_memory(&self, path: PathBuf) -> Call<()>;
+    /// Writes the guest's memory to a file and ends the domain. The guest runs on if that fails.
+    fn save_memory(&self, path: PathBuf) -> Call<()>;
+    /// Starts the defined domain from the memory in a file, without running the guest.
+    fn restore_memory(&self, path: PathBuf) -> Call<()>;
     /// Moves the running domain to another libvirt daemon. Returns when the domain has ended here, or after a failure.
     fn migrate(&self, migration: MigrateCall) -> Call<()>;
     /// Reads the progress of the migration in progress; `None` without one.

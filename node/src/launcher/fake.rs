@@ -15,10 +15,10 @@ use protocol::{
     AbortJobRequest, AbortMigrationRequest, Chunk, ConsoleInput, CpuStats, Done, DumpMemoryRequest, FileSystemsReply,
     FileSystemsRequest, FinishRequest, FreezeRequest, GuestAgent, GuestExecReply, GuestExecRequest, GuestFileSystem,
     GuestInfo, GuestPingRequest, GuestReportReply, GuestReportRequest, GuestUser, HelloReply, HelloRequest,
-    KillRequest, LauncherState, Lifecycle, MemoryDump, MigrateRequest, MigrationStep, PauseRequest,
-    PrepareMigrationRequest, ResetRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest, SoftRebootRequest,
-    StartJobRequest, StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest, TRACEPARENT,
-    UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest, abort_job_request,
+    KillRequest, LauncherState, Lifecycle, MemoryDump, MemoryFile, MigrateRequest, MigrationStep, PauseRequest,
+    PrepareMigrationRequest, ResetRequest, SaveMemoryRequest, ScreenshotReply, ScreenshotRequest, ShutdownRequest,
+    SoftRebootRequest, StartJobRequest, StartStep, StatsReply, StatsRequest, StepTiming, SyncReply, SyncRequest,
+    TRACEPARENT, UnfreezeRequest, UnpauseRequest, UsbInput, UsersReply, UsersRequest, WatchRequest, abort_job_request,
     launcher_server::{Launcher as LauncherService, LauncherServer},
     start_job_request::Job,
 };
@@ -169,6 +169,12 @@ impl LauncherService for Served {
         match request.into_inner().job {
             Some(Job::Shutdown(request)) => self.shutdown(Rpc::new(request)).await,
             Some(Job::MemoryDump(request)) => self.dump_memory(Rpc::new(request)).await,
+            Some(Job::MemorySave(SaveMemoryRequest { volume, file })) => {
+                let save = MemoryFile { volume, file, ended: true, failure: String::new() };
+                self.0.report(|state| state.memory_save = Some(save));
+                self.0.become_(Lifecycle::Shutoff, "saved");
+                Ok(Response::new(Done {}))
+            }
             Some(Job::MigrationIn(request)) => self.prepare_migration(Rpc::new(request)).await,
             Some(Job::MigrationOut(request)) => self.migrate(Rpc::new(request)).await,
             None => Err(Status::unimplemented("no job")),

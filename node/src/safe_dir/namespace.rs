@@ -17,6 +17,8 @@ use rustix::{
     thread::ThreadNameSpaceType,
 };
 
+use api::hibernation;
+
 use super::{BENEATH, Error, Kind, Peer, SafeDir, require_kind, stat_of};
 
 /// Directory of file systems in an attachment pod.
@@ -130,16 +132,45 @@ pub(crate) fn clone_image(peer: &Peer, volume: &str) -> Result<DetachedMount, Er
 /// Earlier dumps in the claim are removed.
 pub(crate) fn clone_dump(peer: &Peer, volume: &str, name: &str, user: u32) -> Result<DetachedMount, Error> {
     let claim = open_claim(peer, volume, OFlags::RDONLY)?;
+    create_alone(&claim, name, |former| former.ends_with(api::hotplug::DUMP_SUFFIX))?;
+    clone_file(&claim, name, user)
+}
+
+/// Clones the mount of the file `name` for the memory of a guest in the claim `volume` of an attachment pod. A new one is created and
+/// given to `user`, and earlier ones of the same guest are removed: the names of a guest differ in the text after the last hyphen.
+pub(crate) fn clone_memory(
+    peer: &Peer,
+    volume: &str,
+    name: &str,
+    is_new: bool,
+    user: u32,
+) -> Result<DetachedMount, Error> {
+    let claim = open_claim(peer, volume, OFlags::RDONLY)?;
+    if is_new {
+        let guest = name.rsplit_once('-').map(|(guest, _)| guest);
+        let is_of_guest = |former: &str| former.rsplit_once('-').map(|(guest, _)| guest) == guest;
+        let is_former = |former: &str| guest.is_some() && is_of_guest(former) && former.ends_with(hibernation::SUFFIX);
+        create_alone(&claim, name, is_former)?;
+    }
+    clone_file(&claim, name, user)
+}
+
+/// Creates a file unless it exists, and removes files that are former ones.
+fn create_alone(claim: &SafeDir, name: &str, is_former: impl Fn(&str) -> bool) -> Result<(), Error> {
     for entry in claim.list(MAX_DUMPS)? {
-        let is_former = entry.kind == Kind::File && entry.name.to_string_lossy().ends_with(api::hotplug::DUMP_SUFFIX);
-        if is_former && entry.name.to_string_lossy() != name {
+        let known = entry.name.to_string_lossy();
+        if entry.kind == Kind::File && known != name && is_former(&known) {
             claim.remove_file(&entry.name)?;
         }
     }
     match claim.create_file(name) {
-        Err(error) if !error.already_exists() => return Err(error),
-        _ => {}
+        Err(error) if !error.already_exists() => Err(error),
+        _ => Ok(()),
     }
+}
+
+/// Gives a file of a claim to `user` and clones its mount.
+fn clone_file(claim: &SafeDir, name: &str, user: u32) -> Result<DetachedMount, Error> {
     let path = Path::new(name);
     let file = claim.resolve("open", path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty(), BENEATH)?;
     let stat = stat_of(&file, path)?;

@@ -9,7 +9,7 @@ use protocol::{
     Done, DumpMemoryRequest, MigrateRequest, PrepareMigrationRequest, ShutdownRequest, StartJobRequest, Unary,
     features::Feature, start_job_request::Job,
 };
-use tonic::IntoRequest;
+use tonic::{IntoRequest, Status};
 
 use super::{
     event::Event,
@@ -22,6 +22,8 @@ use crate::{
     safe_dir::Peer,
 };
 
+/// Name of the job that saves the memory.
+const SAVE: &str = "SaveMemory";
 /// Part of the limit of a call that is left when a launcher has not answered.
 const MARGIN: Duration = Duration::from_secs(5);
 
@@ -84,6 +86,7 @@ impl Connected {
                 let call = match &job {
                     Job::Shutdown(_) => <ShutdownRequest as Unary>::NAME,
                     Job::MemoryDump(_) => <DumpMemoryRequest as Unary>::NAME,
+                    Job::MemorySave(_) => SAVE,
                     Job::MigrationIn(_) => <PrepareMigrationRequest as Unary>::NAME,
                     Job::MigrationOut(_) => <MigrateRequest as Unary>::NAME,
                 };
@@ -91,6 +94,8 @@ impl Connected {
             }
             Job::Shutdown(request) => self.send(request).await,
             Job::MemoryDump(request) => self.send(request).await,
+            // A launcher without this job has no call for it.
+            Job::MemorySave(_) => Err(LauncherError::from_status(SAVE, &Status::unimplemented("unknown job"))),
             Job::MigrationIn(request) => self.send(request).await,
             Job::MigrationOut(request) => self.send(request).await,
         }

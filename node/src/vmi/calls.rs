@@ -9,8 +9,8 @@ use std::{
 use api::{VirtualMachineInstance, dedicated};
 use protocol::{
     AbortJobRequest, AbortMigrationRequest, Done, DumpMemoryRequest, FinishRequest, HelloRequest, KillRequest,
-    MigrateRequest, Nic, PrepareMigrationRequest, ShutdownRequest, SyncReply, SyncRequest, TRACEPARENT, VmiOptions,
-    abort_job_request,
+    MigrateRequest, Nic, PrepareMigrationRequest, SaveMemoryRequest, ShutdownRequest, SyncReply, SyncRequest,
+    TRACEPARENT, VmiOptions, abort_job_request,
     features::{self, Feature},
     start_job_request::Job,
 };
@@ -271,6 +271,20 @@ impl Call for DumpMemoryRequest {
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
         to.start(Job::MemoryDump(self.clone())).await
+    }
+}
+
+/// Requests to save the memory to a file that was handed over, and to end the domain. It is repeated as that of a dump is.
+impl Call for SaveMemoryRequest {
+    type Reply = Done;
+    const NAME: &'static str = "save";
+
+    fn begin(&self, observed: &mut Observed, now: Now) {
+        observed.dump_at = now.since_start + DUMP_RETRY;
+    }
+
+    async fn send(&self, to: &Connected) -> Answer<Done> {
+        to.start(Job::MemorySave(self.clone())).await
     }
 }
 

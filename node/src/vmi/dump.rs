@@ -7,7 +7,7 @@
 //! The name of the file is in the status before the file exists, so that a restarted virt-handler continues with the same.
 
 use api::{
-    VirtualMachineInstance, hotplug,
+    VirtualMachineInstance, hibernation, hotplug,
     vmi::status::{DomainMemoryDumpInfo, VolumeStatus},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -24,6 +24,7 @@ const NAME_LIMIT: usize = 240;
 /// Returns true if a volume of the VMI is for memory dumps.
 pub(super) fn is_wanted(vmi: &VirtualMachineInstance, volume: &str) -> bool {
     vmi.spec.volumes.iter().any(|known| known.name == volume && known.memory_dump.is_some())
+        && hibernation::memory_in(vmi, volume).is_none()
 }
 
 /// Returns the name of the file in the claim.

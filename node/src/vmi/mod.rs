@@ -51,6 +51,7 @@ mod effects;
 mod event;
 mod facts;
 mod handle;
+mod hibernation;
 mod host;
 mod host_disks;
 mod interfaces;

@@ -15,7 +15,7 @@ use super::{
     conditions::{self, Sync},
     desired::{self, Desired, Metadata},
     event::Event,
-    interfaces, migratability, migration, nics,
+    hibernation, interfaces, migratability, migration, nics,
     observed::{Link, Now, Observed},
     phase::{self, Context, Domain, End},
     resize, volumes,
@@ -96,17 +96,20 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
         of_report(&mut next, observed, report, domain.is_alive(), &time);
     }
     volumes::apply(&mut next, observed, &time);
+    hibernation::apply(next.hibernation.as_mut(), observed);
     let launcher_failure =
         observed.report.as_ref().map(|report| report.failure.as_str()).filter(|text| !text.is_empty());
-    let failure = lost.or(launcher_failure).or(observed.failure.as_ref().map(|failure| failure.message.as_str())).or(
-        match &observed.link {
+    let failure = lost
+        .or(launcher_failure)
+        .or(hibernation::obstacle(observed))
+        .or(observed.failure.as_ref().map(|failure| failure.message.as_str()))
+        .or(match &observed.link {
             Link::Down { refused: Some(refused), .. } if now.since_start >= refused.since + REFUSED_SHOWN => {
                 Some(refused.message.as_str())
             }
             Link::Down { .. } => None,
             Link::Up { .. } => None,
-        },
-    );
+        });
     let sync = match failure {
         Some(message) => Sync::Failed(message),
         None if observed.unsupported_change => Sync::Unsupported,

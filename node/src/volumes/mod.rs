@@ -28,7 +28,7 @@ use crate::{
     launcher::with_causes,
     safe_dir::{
         self, Kind, Peer, SafeDir, connect_pod,
-        namespace::{Form, Target, clone_device, clone_directory, clone_dump, clone_image},
+        namespace::{Form, Target, clone_device, clone_directory, clone_dump, clone_image, clone_memory},
         pod_calls::{self, PodCalls},
     },
 };
@@ -63,6 +63,8 @@ pub(crate) enum Content {
     Image,
     /// The file of this name, to which the guest's memory is written.
     Dump(String),
+    /// The file of this name with the memory of a hibernated guest, which is made if it is new.
+    Memory { file: String, is_new: bool },
     /// The directory of the whole file system.
     Directory,
 }
@@ -71,7 +73,7 @@ impl Content {
     const fn form(&self) -> Form {
         match self {
             Self::Device => Form::Device,
-            Self::Image | Self::Dump(_) => Form::Image,
+            Self::Image | Self::Dump(_) | Self::Memory { .. } => Form::Image,
             Self::Directory => Form::Directory,
         }
     }
@@ -224,6 +226,7 @@ impl Desk<'_> {
         let (published, of_pod) = (self.published.clone(), pod.clone());
         let clone = move || match wanted {
             Content::Dump(file) => clone_dump(&holder, &name, &file, RUNTIME_USER),
+            Content::Memory { file, is_new } => clone_memory(&holder, &name, &file, is_new, RUNTIME_USER),
             Content::Device => clone_device(&holder, &name, &published.numbers(&of_pod)?, RUNTIME_USER),
             Content::Image => clone_image(&holder, &name),
             Content::Directory => clone_directory(&holder, &name),

@@ -113,6 +113,27 @@ fn pods(scratch: &Scratch) -> Option<(Pod, Pod)> {
 }
 
 #[test]
+fn saved_memory_replaces_that_of_the_same_guest_and_is_never_made_for_a_restore() {
+    let scratch = Scratch::new("memory");
+    let Some((holder, _launcher)) = pods(&scratch) else { return };
+    let claim = scratch.0.join("claim");
+    for name in ["v-ab-1.memory.save", "w-cd-1.memory.save", "v-ab-1.memory.dump", "other"] {
+        fs::write(claim.join(name), "x").unwrap();
+    }
+    let clone = |name: &'static str, is_new: bool| {
+        let peer = holder.1.clone();
+        apart(move || clone_memory(&peer, "data", name, is_new, RUNTIME_USER))
+    };
+    assert!(clone("v-ab-2.memory.save", false).is_err(), "there is none");
+    clone("v-ab-1.memory.save", false).unwrap();
+    clone("v-ab-2.memory.save", true).unwrap();
+    let names = fs::read_dir(&claim).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let left = ["disk.img", "other", "v-ab-1.memory.dump", "v-ab-2.memory.save", "w-cd-1.memory.save"];
+    assert_eq!(names.collect::<BTreeSet<_>>(), left.map(str::to_owned).into());
+    assert_eq!(owner(&claim.join("v-ab-2.memory.save")), RUNTIME_USER);
+}
+
+#[test]
 fn a_dump_gets_a_file_of_its_own_and_replaces_the_former_one() {
     let scratch = Scratch::new("dump");
     let Some((holder, launcher)) = pods(&scratch) else { return };

@@ -49,6 +49,7 @@ async fn unavailable_function_is_reported_after_all_checks() {
         ("virtualmachines/memorydump", "", StatusCode::BAD_REQUEST),
         ("virtualmachines/memorydump", r#"{"claimName": "c"}"#, StatusCode::NOT_FOUND),
         ("virtualmachines/removememorydump", "", StatusCode::CONFLICT),
+        ("virtualmachines/hibernate", r#"{"discard": true}"#, StatusCode::CONFLICT),
         ("virtualmachineinstances/objectgraph", "", StatusCode::BAD_REQUEST),
     ] {
         assert_eq!(answer(&server, subresource, body).await.0, code, "{subresource:?} {body}");

@@ -10,6 +10,7 @@
 //! RerunOnFailure  request Start, unless it failed         request Stop
 //! WaitAsReceiver  nothing                                 nothing
 //! (*) with paused: request Start with data paused=true; virt-controller sets the run strategy
+//! A hibernated VM is started by a request with each strategy but Halted and WaitAsReceiver.
 //! ```
 //!
 //! Each change is a JSON patch that tests the values it was decided on, so a VM that has changed since then is not changed.
@@ -185,7 +186,7 @@ pub(crate) fn request(
     Ok(VmPatch::Status(Patch(operations)))
 }
 
-pub(super) fn test<const N: usize>(path: [&str; N], value: Value) -> PatchOperation {
+pub(crate) fn test<const N: usize>(path: [&str; N], value: Value) -> PatchOperation {
     PatchOperation::Test(TestOperation { path: PointerBuf::from_tokens(path), value })
 }
 
@@ -202,7 +203,7 @@ fn remove<const N: usize>(path: [&str; N]) -> PatchOperation {
 }
 
 /// A missing value is added, since it cannot be replaced.
-pub(super) fn add_or_replace<const N: usize>(path: [&str; N], exists: bool, value: Value) -> PatchOperation {
+pub(crate) fn add_or_replace<const N: usize>(path: [&str; N], exists: bool, value: Value) -> PatchOperation {
     if exists { replace(path, value) } else { add(path, value) }
 }
 

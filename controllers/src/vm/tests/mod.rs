@@ -2,6 +2,7 @@
 
 mod changes;
 mod data_volumes;
+mod hibernation;
 mod instancetypes;
 mod lease;
 mod lifecycle;
@@ -71,6 +72,7 @@ fn observed(
         starts: Vec::new(),
         snapshot_classes: BTreeMap::new(),
         state_claim: None,
+        hibernation_claim: None,
         is_migrated: false,
         destinations: crate::data_volumes::DataVolumes::default(),
         config: Arc::new(config.clone()),

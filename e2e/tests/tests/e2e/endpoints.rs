@@ -68,6 +68,7 @@ fn rows() -> Vec<Row> {
             "persistentvolumeclaim.kubevirt.io \"none\" not found",
         ),
         (PUT, VM, "removememorydump", none.clone(), 409, "no association found"),
+        (PUT, VM, "hibernate", json!({"discard": true}), 409, "VM is not hibernated"),
         (GET, VM, "objectgraph", none.clone(), 400, "ObjectGraph feature gate not enabled"),
         (PUT, VM, "evacuate/cancel", json!({}), 200, ""),
         (GET, VM, "portforward/80", none.clone(), 400, "websocket"),

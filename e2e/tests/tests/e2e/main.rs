@@ -35,6 +35,8 @@ mod guest_loopback;
 mod guest_metrics;
 mod guides;
 mod hanging_mounts;
+mod hibernate;
+mod hibernate_faults;
 mod host;
 mod host_devices;
 mod host_disks;

@@ -67,6 +67,7 @@ const RIGHTS: &[(Method, &str, &str, May)] = &[
     (PUT, VM, "removevolume", Edit),
     (PUT, VM, "memorydump", Edit),
     (PUT, VM, "removememorydump", Edit),
+    (PUT, VM, "hibernate", Edit),
     (PUT, VM, "evacuate/cancel", Edit),
     (PUT, VM, "migrate", Nobody),
     (GET, VMI, "vsock", Nobody),

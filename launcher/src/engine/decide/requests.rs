@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use protocol::{Lifecycle, MemoryDump as DumpReport, MigrateRequest, MigrationStep};
+use protocol::{Lifecycle, MemoryDump as DumpReport, MemoryFile, MigrateRequest, MigrationStep};
 
 use super::State;
 use crate::{
     engine::{
         jobs::{
             EndRequest, Job, WAITING, dump::MemoryDump, migration_source::MigrationSource,
-            migration_target::MigrationTarget, shutdown::Shutdown,
+            migration_target::MigrationTarget, save::MemorySave, shutdown::Shutdown,
         },
         model::{
             Action, DomainCall, Effect, GuestCall, JobInput, JobName, Looking, Next, Request, RequestError, RequestId,
@@ -31,6 +31,7 @@ impl State {
             Request::Hello { cache, allow_emulation } => return self.hello(id, cache, allow_emulation),
             Request::Sync(wanted) => return self.sync(vec![id], wanted),
             Request::DumpMemory { volume, file } => self.dump_memory(id, volume, file),
+            Request::SaveMemory { volume, file } => self.save_memory(id, volume, file),
             Request::PrepareMigration { migration, wanted } => self.prepare_migration(id, migration, wanted),
             Request::Migrate(request) => self.migrate(id, request),
             Request::AbortMigration(migration) => return self.abort_migration(id, migration),
@@ -70,6 +71,16 @@ impl State {
         if !self.base.published.memory_dump.as_ref().is_some_and(is_same) {
             self.check_slot()?;
             self.job = Some(MemoryDump::begin(&mut self.base, volume, file)?.into());
+        }
+        self.base.answer(id, Ok(false));
+        Ok(())
+    }
+
+    fn save_memory(&mut self, id: RequestId, volume: String, file: String) -> Result<(), RequestError> {
+        let is_same = |known: &MemoryFile| known.volume == volume && known.file == file;
+        if !self.base.published.memory_save.as_ref().is_some_and(is_same) {
+            self.check_slot()?;
+            self.job = Some(MemorySave::begin(&mut self.base, volume, file)?.into());
         }
         self.base.answer(id, Ok(false));
         Ok(())

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use super::State;
 use crate::engine::{
-    jobs::{Job, WAITING, start::Start, sync::Sync},
+    jobs::{
+        Job, WAITING,
+        start::{Start, is_restored},
+        sync::Sync,
+    },
     model::{RequestError, RequestId, Stage, Wanted},
 };
 
@@ -31,6 +35,9 @@ impl State {
         match supported {
             Err(error) => self.base.fail_sync(requests, error),
             Ok(()) if !self.base.cache_written => self.base.answer_all(requests, &Err(RequestError::NoHello)),
+            Ok(()) if self.base.stage == Stage::Live && self.job.is_none() && is_restored(&self.base, &wanted) => {
+                self.job = Some(Start::continued(&mut self.base, requests, wanted).into());
+            }
             Ok(()) if self.base.stage == Stage::Live => self.begin_sync(requests, wanted),
             Ok(()) => self.job = Some(Start::begin(&mut self.base, requests, wanted).into()),
         }

@@ -1,6 +1,7 @@
 //! Carries effects out. Each result becomes an input.
 
 use std::{
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -11,6 +12,7 @@ use super::{Driver, crash, departure::Departure, prepare::Preparation};
 use crate::{
     engine::model::{ChannelMode, DomainCall, Effect, GuestCall, Input, JobInput, JobName, RequestError, Wanted, Work},
     hypervisor::{Call, Domain, HypervisorError, MigrateCall},
+    saved_memory::{self, SavedMemoryError},
 };
 
 /// Attempts to set the guest's clock, and the pause between them: the guest agent may be busy.
@@ -142,6 +144,10 @@ impl Driver {
                     JobInput::Released(result.map_err(|error| error.to_string()))
                 });
             }
+            Work::ConsumeMemory(path) => {
+                let consumed = blocking(move || saved_memory::consume(&path));
+                self.spawn_work(job, async move { JobInput::MemoryConsumed(consumed.await) });
+            }
             Work::AwaitDeparture => {
                 let name = self.state.base.domain_name();
                 let paths = &self.pod.paths;
@@ -210,6 +216,13 @@ impl Driver {
             }
             DomainCall::DumpMemory(path) => {
                 self.spawn_for(job, |domain| domain.dump_memory(path), JobInput::MemoryDumped);
+            }
+            DomainCall::SaveMemory(path) => {
+                self.spawn_for(job, |domain| domain.save_memory(path), JobInput::MemorySaved);
+            }
+            DomainCall::RestoreMemory(path) => {
+                let connection = self.domain.clone();
+                self.spawn_for(job, |_| Box::pin(restore(connection, path)), JobInput::Created);
             }
             DomainCall::Migrate { request, copied, way } => {
                 let parameters = self.migrate_call(&request, copied).map(|call| MigrateCall { way, ..call });
@@ -296,6 +309,22 @@ async fn define(
         .with_free_ports(&definition)
         .map_err(|error| HypervisorError::Libvirt { code: 0, message: error.to_string() })?;
     connection.define(definition).await
+}
+
+/// Starts the defined domain from saved memory, paused.
+async fn restore(connection: Option<Arc<dyn Domain>>, path: PathBuf) -> Result<(), HypervisorError> {
+    let connection = connection.ok_or_else(|| HypervisorError::Disconnected("reconnecting".into()))?;
+    let file = path.clone();
+    blocking(move || saved_memory::check(&file)).await.map_err(HypervisorError::SavedMemory)?;
+    connection.restore_memory(path).await
+}
+
+/// Runs work on a file on a blocking thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SavedMemoryError> + Send + 'static,
+) -> Result<T, String> {
+    let result = tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?;
+    result.map_err(|error| error.to_string())
 }
 
 fn act(domain: &dyn Domain, call: GuestCall) -> Call<()> {

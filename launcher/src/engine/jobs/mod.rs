@@ -6,26 +6,31 @@
 /// compiler reports the jobs that forget a new input.
 macro_rules! results_of {
     ($($job:ident)*) => { $(results_of!(@$job))|* };
-    (@start) => { JobInput::Defined(_) | JobInput::TagsWritten(_) | JobInput::Created(_) };
+    (@start) => {
+        JobInput::Defined(_) | JobInput::TagsWritten(_) | JobInput::Created(_) | JobInput::MemoryConsumed(_)
+    };
     (@sync) => {
         JobInput::Compared { .. } | JobInput::DiskGrown(_) | JobInput::VcpusPlugged(_) | JobInput::DeviceChanged(_)
     };
     (@shutdown) => { JobInput::ShutdownRequested(_) };
     (@dump) => { JobInput::MemoryDumped(_) };
+    (@save) => { JobInput::MemorySaved(_) };
     (@source) => {
         JobInput::Migrated(_) | JobInput::Departed(_) | JobInput::ProgressRead(_) | JobInput::MigrationAborted(_)
-            | JobInput::Paused(_) | JobInput::PostCopyStarted(_) | JobInput::Released(_)
+            | JobInput::PostCopyStarted(_) | JobInput::Released(_)
     };
     // Results that several jobs get.
     (@prepared) => { JobInput::Prepared(_) };
     (@served) => { JobInput::Served(_) };
     (@opened) => { JobInput::MigrationOpened(_) };
     (@resumed) => { JobInput::Resumed(_) };
+    (@paused) => { JobInput::Paused(_) };
 }
 
 pub(crate) mod dump;
 pub(crate) mod migration_source;
 pub(crate) mod migration_target;
+pub(crate) mod save;
 pub(crate) mod shutdown;
 pub(crate) mod start;
 pub(crate) mod sync;
@@ -35,11 +40,14 @@ use std::{ops::Deref, time::Duration};
 use tokio::time::Instant;
 
 use super::model::{Action, Base, JobInput, JobName, RequestError, RequestId};
+use crate::hypervisor::HypervisorError;
 
 /// Time limit of a wait for libvirt's daemon.
 const DAEMON_DEADLINE: Duration = Duration::from_secs(60);
 /// Pause between attempts of a migration, and interval of reads of its progress.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// libvirt's error (VIR_ERR_OPERATION_TIMEOUT) of a call that has waited for another job of the domain.
+const OPERATION_TIMEOUT: u32 = 68;
 /// Limit of requests that wait for a job.
 pub(crate) const WAITING: usize = 16;
 /// Failure of an aborted migration.
@@ -89,6 +97,15 @@ pub(crate) trait Steps {
     /// Returns the error of a request that conflicts with the job.
     fn conflict(&self) -> RequestError {
         RequestError::Conflict { job: self.name(), progress: self.progress() }
+    }
+}
+
+/// Returns true for errors after which the same call can succeed.
+fn is_repeated(error: &HypervisorError) -> bool {
+    match error {
+        HypervisorError::Disconnected(_) | HypervisorError::Busy => true,
+        HypervisorError::Libvirt { code, .. } => *code == OPERATION_TIMEOUT,
+        _ => false,
     }
 }
 
@@ -148,6 +165,8 @@ jobs! {
     Shutdown(shutdown::Shutdown),
     /// The guest's memory is written to a volume.
     MemoryDump(dump::MemoryDump),
+    /// The guest's memory is saved to a volume, and the domain ends.
+    MemorySave(save::MemorySave),
     /// The domain moves to another launcher.
     MigrationSource(migration_source::MigrationSource),
     /// The domain moves to this launcher.

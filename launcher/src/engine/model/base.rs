@@ -217,6 +217,12 @@ impl Base {
         domain_name(&self.identity.namespace, &self.identity.name)
     }
 
+    /// Returns the file of a hot-plugged volume; `None` for a name that is no component of a path.
+    pub(crate) fn volume_file(&self, volume: &str) -> Option<PathBuf> {
+        let is_name = !volume.is_empty() && !volume.starts_with('.') && !volume.contains('/');
+        is_name.then(|| self.hotplugged.join(api::hotplug::file_name(volume, false)))
+    }
+
     /// Returns the time of the decision in nanoseconds since 1970.
     pub(crate) fn nanoseconds(&self) -> u64 {
         let time = self.clock.1.saturating_add(self.now.duration_since(self.clock.0));

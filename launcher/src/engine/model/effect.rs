@@ -84,6 +84,7 @@ pub(crate) enum JobInput {
     Defined(Result<(), HypervisorError>),
     /// Result of [`Work::WriteTags`]: volume and size of the image.
     TagsWritten(Result<Option<(String, u64)>, RequestError>),
+    /// Result of [`DomainCall::Create`] or [`DomainCall::RestoreMemory`].
     Created(Result<(), HypervisorError>),
     /// Result of [`Work::Compare`].
     Compared {
@@ -98,6 +99,9 @@ pub(crate) enum JobInput {
     VcpusPlugged(Result<(), HypervisorError>),
     DeviceChanged(Result<(), HypervisorError>),
     MemoryDumped(Result<(), HypervisorError>),
+    MemorySaved(Result<(), HypervisorError>),
+    /// Result of [`Work::ConsumeMemory`].
+    MemoryConsumed(Result<(), String>),
     ShutdownRequested(Result<(), HypervisorError>),
     MigrationOpened(Result<(), RequestError>),
     Migrated(Result<(), HypervisorError>),
@@ -175,6 +179,8 @@ pub(crate) enum Work {
     Compare(Arc<Wanted>),
     /// Write the record of a migration and open its channels.
     OpenMigration(Box<MigrationRecord>, ChannelMode),
+    /// Mark the memory in this file as resumed.
+    ConsumeMemory(PathBuf),
     /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
     AwaitDeparture,
     /// Report the end of the domain to the target, and record in the claim of its state that the guest has left.
@@ -213,6 +219,10 @@ pub(crate) enum DomainCall {
     ChangeDevice(DeviceChange, String),
     /// Write the guest's memory to this file.
     DumpMemory(PathBuf),
+    /// Write the guest's memory to this file and end the domain.
+    SaveMemory(PathBuf),
+    /// Start the defined domain from the memory in this file, without running the guest.
+    RestoreMemory(PathBuf),
     /// Move the domain to another launcher.
     Migrate {
         request: Arc<MigrateRequest>,

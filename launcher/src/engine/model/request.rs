@@ -43,6 +43,12 @@ pub(crate) enum Request {
         /// Name of the file in its claim.
         file: String,
     },
+    /// The guest's memory is to be saved to a hot-plugged volume, and the domain ends.
+    SaveMemory {
+        volume: String,
+        /// Name of the file in its claim.
+        file: String,
+    },
     /// The domain of another launcher is to arrive.
     PrepareMigration {
         /// Name of the migration.
@@ -98,6 +104,7 @@ pub(crate) enum JobName {
     /// The shutdown of the guest.
     Shutdown,
     MemoryDump,
+    MemorySave,
     /// A migration to another launcher.
     MigrationSource,
     /// A migration to this launcher.
@@ -179,6 +186,7 @@ impl fmt::Display for JobName {
             Self::Start => "start",
             Self::Shutdown => "shutdown",
             Self::MemoryDump => "memory dump",
+            Self::MemorySave => "save of the memory",
             Self::MigrationSource => "migration to another node",
             Self::MigrationTarget => "migration to this node",
             Self::Sync => "change of the running domain",

@@ -347,6 +347,13 @@ pub(super) fn abort_job(domain: &Domain) -> Result<(), HypervisorError> {
     if unsafe { sys::virDomainAbortJob(domain.as_ptr()) } < 0 { Err(last_error()) } else { Ok(()) }
 }
 
+/// Writes the memory of a domain to a file and ends it.
+pub(super) fn save(domain: &Domain, path: &str) -> Result<(), HypervisorError> {
+    let path = CString::new(path).map_err(|_| HypervisorError::ZeroByte)?;
+    // SAFETY: the domain and the text are alive.
+    if unsafe { sys::virDomainSave(domain.as_ptr(), path.as_ptr()) } < 0 { Err(last_error()) } else { Ok(()) }
+}
+
 /// Lets the guest of a domain's migration leave before all of its memory is copied.
 pub(super) fn start_post_copy(domain: &Domain) -> Result<(), HypervisorError> {
     // SAFETY: the domain is alive; there are no flags.

@@ -15,6 +15,7 @@ use crate::{
     domain::{
         destination::{MovedDisk, destination_xml},
         pinning::Pinning,
+        resumed::resumed_xml,
     },
     hypervisor::{
         Call, DeviceChange, Domain, DomainFacts, HypervisorError, MigrateCall, MigrateWay, Progress, RebootWay, Signals,
@@ -224,6 +225,28 @@ impl Domain for LibvirtDomain {
                 .core_dump_with_format(&path, format, sys::VIR_DUMP_MEMORY_ONLY)
                 .map(drop)
                 .map_err(HypervisorError::from)
+        })
+    }
+
+    fn save_memory(&self, path: PathBuf) -> Call<()> {
+        self.call_of(CallKind::Job, "save the memory", DUMP_DEADLINE, move |domain| {
+            callbacks::save(domain, &path.to_string_lossy())
+        })
+    }
+
+    fn restore_memory(&self, path: PathBuf) -> Call<()> {
+        let name = self.name.clone();
+        self.run(CallKind::Job, "restore the memory", DUMP_DEADLINE, move |connect| {
+            let path = path.to_string_lossy();
+            without_zero(&name)?;
+            without_zero(&path)?;
+            let definition = VirtDomain::lookup_by_name(connect, &name)?;
+            let definition = definition.get_xml_desc(sys::VIR_DOMAIN_XML_INACTIVE | sys::VIR_DOMAIN_XML_SECURE)?;
+            let saved = VirtDomain::save_image_get_xml_desc(connect, &path, 0)?;
+            let xml = resumed_xml(&definition, &saved)
+                .ok_or_else(|| HypervisorError::SavedMemory("the file does not describe its domain".into()))?;
+            without_zero(&xml)?;
+            Ok(VirtDomain::domain_restore_flags(connect, &path, Some(&xml), sys::VIR_DOMAIN_SAVE_PAUSED)?)
         })
     }
 

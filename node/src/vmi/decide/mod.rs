@@ -6,7 +6,7 @@ mod target;
 use std::{sync::Arc, time::Duration};
 
 use api::VmiPhase as Phase;
-use protocol::{DumpMemoryRequest, FinishRequest, KillRequest, ShutdownRequest};
+use protocol::{DumpMemoryRequest, FinishRequest, KillRequest, SaveMemoryRequest, ShutdownRequest};
 
 use super::{
     call::{AnyCall, Call},
@@ -15,6 +15,7 @@ use super::{
     dump,
     effect::Effect,
     event::Event,
+    hibernation,
     host_disks::CreateHostDisks,
     migration,
     observed::{CONNECT, Link, NETWORK, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
@@ -234,6 +235,11 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     {
         decision.call(request);
     }
+    if let Some(request) = hibernation::request(observed).filter(|_| !observed.is_busy(SaveMemoryRequest::SLOT))
+        && decision.due(observed.dump_at, now)
+    {
+        decision.call(request);
+    }
     let startable = match domain {
         Domain::Alive => true,
         Domain::None | Domain::Ended(End::Unknown) => !observed.ran && observed.facts.phase != Phase::Running,
@@ -241,6 +247,9 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     };
     let ready = *networked && startable && !is_busy;
     if !ready {
+        return;
+    }
+    if !domain.is_alive() && hibernation::delays_start(observed) {
         return;
     }
     if !domain.is_alive()

@@ -51,7 +51,15 @@ fn is_called(observed: &Observed, uid: &str) -> bool {
 /// Returns true if the launcher can be asked to begin: the domain runs and nothing changes it.
 fn may_begin(observed: &Observed) -> bool {
     let Link::Up { greeted: true, features, .. } = &observed.link else { return false };
-    const CHANGES: [&str; 6] = [SYNC, NETWORK, HandVolumes::SLOT, DumpMemoryRequest::SLOT, KillRequest::SLOT, REQUEST];
+    const CHANGES: [&str; 7] = [
+        SYNC,
+        NETWORK,
+        HandVolumes::SLOT,
+        DumpMemoryRequest::SLOT,
+        SaveMemoryRequest::SLOT,
+        KillRequest::SLOT,
+        REQUEST,
+    ];
     !CHANGES.iter().any(|slot| observed.is_busy(slot))
         && observed.reported
         && observed.domain() == Domain::Alive

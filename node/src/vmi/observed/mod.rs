@@ -151,7 +151,7 @@ pub(super) struct Observed {
     pub(super) item_retry: Option<Retry>,
     /// The spec of the running VMI changed and its launcher, of an older release, does not apply such changes.
     pub(super) unsupported_change: bool,
-    /// Earliest time of the next request of a memory dump.
+    /// Earliest time of the next request to dump or save the memory.
     pub(super) dump_at: Duration,
     /// The launcher was permitted to exit.
     pub(super) finished: bool,

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     dump,
     event::Event,
+    hibernation,
     observed::{Link, Observed, SYNC},
 };
 use crate::{
@@ -38,6 +39,9 @@ fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
 
 /// Returns what a volume holds; `None` before the file of a dump has its name, and for a claim of another kind.
 fn content(vmi: &VirtualMachineInstance, entry: &VolumeStatus) -> Option<Content> {
+    if api::hibernation::memory_in(vmi, &entry.name).is_some() {
+        return hibernation::content(vmi);
+    }
     let is_block = hotplug::is_block(entry);
     if dump::is_wanted(vmi, &entry.name) {
         return dump::file_of(entry).map(|file| Content::Dump(file.to_owned()));
@@ -122,6 +126,7 @@ fn may_detach(observed: &Observed, volume: &str) -> bool {
         && report.sequence >= *results_from
         && report.disks.iter().all(|disk| disk.volume != volume)
         && !dump::is_written(report, volume)
+        && !hibernation::is_written(report, volume)
 }
 
 /// Returns the time until which a start waits for volumes; `None` if it does not wait.

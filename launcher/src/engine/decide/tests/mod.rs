@@ -7,6 +7,7 @@ mod migration_source;
 mod migration_target;
 mod post_copy;
 mod requests;
+mod save;
 mod sync;
 
 use std::{sync::Arc, time::Duration};
@@ -160,6 +161,10 @@ fn to_dump(input: JobInput) -> Input {
     Input::Job(JobName::MemoryDump, input)
 }
 
+fn to_save(input: JobInput) -> Input {
+    Input::Job(JobName::MemorySave, input)
+}
+
 fn to_out(input: JobInput) -> Input {
     Input::Job(JobName::MigrationSource, input)
 }
@@ -186,6 +191,7 @@ fn name(effect: &Effect) -> &'static str {
             Work::WriteTags(_) => "write tags",
             Work::Compare(_) => "compare",
             Work::OpenMigration(..) => "open migration",
+            Work::ConsumeMemory(_) => "consume",
             Work::AwaitDeparture => "await departure",
             Work::Release { paused: false, .. } => "release",
             Work::Release { paused: true, .. } => "release paused",
@@ -202,6 +208,8 @@ fn name(effect: &Effect) -> &'static str {
             DomainCall::ChangeDevice(DeviceChange::Detach, _) => "detach",
             DomainCall::ChangeDevice(DeviceChange::Update, _) => "update",
             DomainCall::DumpMemory(_) => "dump",
+            DomainCall::SaveMemory(_) => "save",
+            DomainCall::RestoreMemory(_) => "restore",
             DomainCall::Migrate { way: MigrateWay::PreCopy, .. } => "migrate",
             DomainCall::Migrate { way: MigrateWay::PostCopy, .. } => "migrate for post-copy",
             DomainCall::StartPostCopy => "start post-copy",
@@ -210,6 +218,7 @@ fn name(effect: &Effect) -> &'static str {
             DomainCall::SetMaxDowntime(_) => "set downtime",
             DomainCall::Pause => "pause for copy",
             DomainCall::Resume if *job == Some(JobName::Sync) => "resume after error",
+            DomainCall::Resume if *job == Some(JobName::Start) => "run restored guest",
             DomainCall::Resume => "run after migration",
             DomainCall::Act(_, GuestCall::Suspend) => "suspend",
             DomainCall::Act(_, GuestCall::Resume) => "resume",

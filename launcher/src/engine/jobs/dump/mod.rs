@@ -2,14 +2,8 @@
 
 use protocol::Lifecycle;
 
-use super::Steps;
-use crate::{
-    engine::model::{Base, DomainCall, JobInput, JobName, RequestError, Stage},
-    hypervisor::HypervisorError,
-};
-
-/// libvirt's error (VIR_ERR_OPERATION_TIMEOUT) of a call that has waited for another job of the domain.
-const OPERATION_TIMEOUT: u32 = 68;
+use super::{Steps, is_repeated};
+use crate::engine::model::{Base, DomainCall, JobInput, JobName, RequestError, Stage};
 
 /// A memory dump. The published state names it, also after its end.
 #[derive(Clone, Debug)]
@@ -28,12 +22,8 @@ impl MemoryDump {
             return Err(RequestError::NoDomain);
         }
         base.check_link()?;
-        // One component of a path.
-        if volume.is_empty() || volume.starts_with('.') || volume.contains('/') {
-            return Err(RequestError::NoVolume(volume));
-        }
+        let path = base.volume_file(&volume).ok_or_else(|| RequestError::NoVolume(volume.clone()))?;
         tracing::info!(volume, file, "writing the guest's memory");
-        let path = base.hotplugged.join(api::hotplug::file_name(&volume, false));
         base.published.memory_dump = Some(protocol::MemoryDump { volume, file, ..Default::default() });
         base.call_for(Self::NAME, DomainCall::DumpMemory(path));
         Ok(Self::Writing)
@@ -50,7 +40,7 @@ impl Steps for MemoryDump {
             | JobInput::Seen(_)
             | JobInput::Gone(_)
             | JobInput::Abort(_)
-            | results_of!(start sync shutdown source prepared served opened resumed) => {
+            | results_of!(start sync shutdown save source prepared served opened resumed paused) => {
                 return Some(self);
             }
         };
@@ -87,13 +77,4 @@ fn publish_end(base: &mut Base, failure: &str) {
     let Some(dump) = &mut base.published.memory_dump else { return };
     (dump.ended, dump.failure) = (true, failure.to_owned());
     tracing::info!(volume = dump.volume, file = dump.file, failure, "the memory dump has ended");
-}
-
-/// Returns true for errors after which the same dump can succeed.
-fn is_repeated(error: &HypervisorError) -> bool {
-    match error {
-        HypervisorError::Disconnected(_) | HypervisorError::Busy => true,
-        HypervisorError::Libvirt { code, .. } => *code == OPERATION_TIMEOUT,
-        _ => false,
-    }
 }

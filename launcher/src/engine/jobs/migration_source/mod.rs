@@ -392,7 +392,7 @@ impl Steps for MigrationSource {
                 | JobInput::Released(_)
                 | JobInput::Paused(Ok(())),
             ) => Some(self),
-            (_, JobInput::Connected | results_of!(start sync shutdown dump prepared served)) => Some(self),
+            (_, JobInput::Connected | results_of!(start sync shutdown dump save prepared served)) => Some(self),
         }
     }
 

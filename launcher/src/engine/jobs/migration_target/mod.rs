@@ -249,7 +249,7 @@ impl Steps for MigrationTarget {
             (_, JobInput::Read | JobInput::Prepared(_) | JobInput::Served(_) | JobInput::MigrationOpened(_)) => {
                 Some(self)
             }
-            (_, results_of!(start sync shutdown dump source)) => Some(self),
+            (_, results_of!(start sync shutdown dump save source paused)) => Some(self),
         }
     }
 

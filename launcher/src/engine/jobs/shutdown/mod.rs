@@ -80,7 +80,7 @@ impl Steps for Shutdown {
             | JobInput::Seen(_)
             | JobInput::Gone(_)
             | JobInput::Abort(_)
-            | results_of!(start sync dump source prepared served opened resumed) => {}
+            | results_of!(start sync dump save source prepared served opened resumed paused) => {}
         }
         Some(self)
     }

@@ -4,19 +4,27 @@
 //!   first worker:    Preparing -> Connecting -> Serving -> Defining [-> Tagging] -> Creating -> Reading -> done
 //!   later worker:    Adopting -> (a domain runs)  Sync of the running domain
 //!                             -> (none runs)      Preparing -> ...
+//!   saved memory:    ... Creating -> Consuming -> Resuming -> Reading -> done
+//!   later worker:    Settling -> Consuming [-> Resuming] -> Reading -> done
 //! ```
+//! A guest that starts from saved memory runs only after the file was durably marked as resumed: no other guest starts from it. A worker
+//! that finds the domain of a former one first waits until libvirt has restored it.
 //! A worker that may find a former worker's domain looks for it before it prepares or defines anything.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
+use api::{SavedMemoryPhase, StartStrategy, vmi::status::SavedMemory};
+use protocol::{Lifecycle, MemoryFile};
 use tokio::time::Instant;
 
-use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING};
+use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING, is_repeated};
 use crate::{
     domain::Domain,
     engine::model::{
         Base, DomainCall, JobInput, JobName, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late,
+        waits_for_disk,
     },
+    hypervisor::HypervisorError,
 };
 
 /// Start of the domain.
@@ -58,6 +66,12 @@ enum Step {
     },
     /// QEMU starts. Requests to end the domain follow.
     Creating { then: Vec<EndRequest> },
+    /// Waits until libvirt has restored a domain that a former worker began to start.
+    Settling { then: Vec<EndRequest> },
+    /// Marks the file with the memory as resumed.
+    Consuming { then: Vec<EndRequest> },
+    /// Resumes the restored guest.
+    Resuming { then: Vec<EndRequest> },
     /// Reads the running domain. Requests to end it follow.
     Reading { then: Vec<EndRequest> },
 }
@@ -74,6 +88,17 @@ impl Start {
         start.prepare(base)
     }
 
+    /// Continues to start a guest from saved memory, whose domain exists.
+    pub(crate) fn continued(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
+        let start = Self { requests, wanted, step: Step::Preparing };
+        if base.published.lifecycle() != Lifecycle::Paused {
+            return start.consume(base, Vec::new());
+        }
+        // libvirt answers when it has restored the domain, and the guest stays paused.
+        base.call_for(Self::NAME, DomainCall::Pause);
+        Self { step: Step::Settling { then: Vec::new() }, ..start }
+    }
+
     fn prepare(self, base: &mut Base) -> Self {
         base.work_for(Self::NAME, Work::Prepare(self.wanted.clone()));
         Self { step: Step::Preparing, ..self }
@@ -83,6 +108,9 @@ impl Start {
     fn on_connected(self, base: &mut Base) -> Option<Self> {
         match (self.step, base.stage) {
             // The domain was found running.
+            (Step::Adopting { .. } | Step::Connecting { .. }, Stage::Live) if is_restored(base, &self.wanted) => {
+                Some(Self::continued(base, self.requests, self.wanted))
+            }
             (Step::Adopting { .. } | Step::Connecting { .. }, Stage::Live) => {
                 base.due.push_back(Next::Sync(self.requests, self.wanted));
                 None
@@ -139,8 +167,73 @@ impl Start {
     }
 
     fn create(self, base: &mut Base, paused: bool) -> Self {
-        base.call_for(Self::NAME, DomainCall::Create { paused });
+        base.call_for(
+            Self::NAME,
+            match self.saved_file(base) {
+                Some(path) => DomainCall::RestoreMemory(path),
+                None => DomainCall::Create { paused },
+            },
+        );
         Self { step: Step::Creating { then: Vec::new() }, ..self }
+    }
+
+    /// Returns the file with the memory from which the guest is to start. Without a valid name there is none, and the start fails.
+    fn saved_file(&self, base: &Base) -> Option<PathBuf> {
+        saved_memory(&self.wanted).map(|memory| base.volume_file(&memory.claim_name).unwrap_or_default())
+    }
+
+    /// Decides on a QEMU that libvirt has started.
+    fn on_started(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
+        if saved_memory(&self.wanted).is_none() {
+            return self.on_created(base, then);
+        }
+        base.stage = Stage::Live;
+        self.consume(base, then)
+    }
+
+    /// Marks the saved memory as resumed before the guest runs.
+    fn consume(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
+        base.work_for(Self::NAME, Work::ConsumeMemory(self.saved_file(base).unwrap_or_default()));
+        Self { step: Step::Consuming { then }, ..self }
+    }
+
+    fn on_consumed(self, base: &mut Base, then: Vec<EndRequest>, result: Result<(), String>) -> Option<Self> {
+        if let Err(error) = result {
+            let message = format!("cannot mark the saved memory as resumed: {error}");
+            base.on_lost(message.clone());
+            return Self { step: Step::Consuming { then }, ..self }.fail(base, RequestError::retryable(message));
+        }
+        let published = &base.published;
+        // A former worker may have resumed the guest.
+        let runs =
+            published.lifecycle() == Lifecycle::Running || waits_for_disk(published.lifecycle(), &published.reason);
+        if runs || self.wanted.vmi.spec.start_strategy == Some(StartStrategy::Paused) {
+            return Some(self.on_resumed(base, then));
+        }
+        base.call_for(Self::NAME, DomainCall::Resume);
+        Some(Self { step: Step::Resuming { then }, ..self })
+    }
+
+    /// Decides on a restored guest that runs. Its clock has stood still.
+    fn on_resumed(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
+        base.clock_is_late = true;
+        base.published.memory_restore = saved_memory(&self.wanted).map(|memory| MemoryFile {
+            volume: memory.claim_name.clone(),
+            file: memory.file_name.clone(),
+            ended: true,
+            failure: String::new(),
+        });
+        tracing::info!("the guest continues from saved memory");
+        self.on_created(base, then)
+    }
+
+    /// Fails a start from saved memory, which is kept. Another attempt would fail as well, unless libvirt was in the way.
+    fn fail_restored(self, base: &mut Base, error: HypervisorError) -> Option<Self> {
+        if saved_memory(&self.wanted).is_none() || is_repeated(&error) {
+            return self.fail(base, error.into());
+        }
+        let message = format!("cannot resume the guest from saved memory: {error}");
+        self.fail(base, RequestError::Start { message, permanent: true })
     }
 
     /// Decides on a QEMU that has started.
@@ -164,7 +257,9 @@ impl Start {
     fn fail(self, base: &mut Base, error: RequestError) -> Option<Self> {
         let held_reads = self.holds_reads();
         base.fail_sync(self.requests, error);
-        if let Step::Creating { then } = self.step {
+        if let Step::Creating { then } | Step::Settling { then } | Step::Consuming { then } | Step::Resuming { then } =
+            self.step
+        {
             base.act_later(then);
         }
         // Events during these steps were not followed by a read, and QEMU may have started although the call failed.
@@ -196,8 +291,15 @@ impl Steps for Start {
                 Some(at(Step::Preparing).on_tags_written(base, paused, image))
             }
             (step @ Step::Tagging { .. }, JobInput::TagsWritten(Err(error))) => at(step).fail(base, error),
-            (Step::Creating { then }, JobInput::Created(Ok(()))) => Some(at(Step::Preparing).on_created(base, then)),
-            (step @ Step::Creating { .. }, JobInput::Created(Err(error))) => at(step).fail(base, error.into()),
+            (Step::Creating { then }, JobInput::Created(Ok(()))) => Some(at(Step::Preparing).on_started(base, then)),
+            (step @ Step::Creating { .. }, JobInput::Created(Err(error))) => at(step).fail_restored(base, error),
+            (Step::Settling { then }, JobInput::Paused(Ok(()))) => Some(at(Step::Preparing).consume(base, then)),
+            (Step::Consuming { then }, JobInput::MemoryConsumed(result)) => {
+                at(Step::Preparing).on_consumed(base, then, result)
+            }
+            (Step::Resuming { then }, JobInput::Resumed(Ok(()))) => Some(at(Step::Preparing).on_resumed(base, then)),
+            (step @ Step::Settling { .. }, JobInput::Paused(Err(error)))
+            | (step @ Step::Resuming { .. }, JobInput::Resumed(Err(error))) => at(step).fail(base, error.into()),
             (Step::Reading { then }, JobInput::Read) => at(Step::Preparing).complete(base, then),
             // Late.
             (
@@ -206,7 +308,10 @@ impl Steps for Start {
                 | JobInput::Served(_)
                 | JobInput::Defined(_)
                 | JobInput::TagsWritten(_)
-                | JobInput::Created(_),
+                | JobInput::Created(_)
+                | JobInput::MemoryConsumed(_)
+                | JobInput::Paused(_)
+                | JobInput::Resumed(_),
             ) => Some(at(step)),
             (
                 step,
@@ -214,7 +319,7 @@ impl Steps for Start {
                 | JobInput::Seen(_)
                 | JobInput::Gone(_)
                 | JobInput::Abort(_)
-                | results_of!(sync shutdown dump source opened resumed),
+                | results_of!(sync shutdown dump save source opened),
             ) => Some(at(step)),
         }
     }
@@ -232,6 +337,9 @@ impl Steps for Start {
             Step::Defining { .. } => "defining the domain",
             Step::Tagging { .. } => "writing the tags of interfaces",
             Step::Creating { .. } => "starting QEMU",
+            Step::Settling { .. } => "waiting for the restored domain",
+            Step::Consuming { .. } => "marking the saved memory as resumed",
+            Step::Resuming { .. } => "resuming the guest",
             Step::Reading { .. } => "reading the running domain",
         }
     }
@@ -245,7 +353,15 @@ impl Steps for Start {
 
     fn check_sync(&self) -> Result<(), RequestError> {
         match &self.step {
-            Step::Creating { then } | Step::Reading { then } if !then.is_empty() => Err(RequestError::Ending),
+            Step::Creating { then }
+            | Step::Settling { then }
+            | Step::Consuming { then }
+            | Step::Resuming { then }
+            | Step::Reading { then }
+                if !then.is_empty() =>
+            {
+                Err(RequestError::Ending)
+            }
             _ => Ok(()),
         }
     }
@@ -263,7 +379,11 @@ impl Steps for Start {
     /// running is aborted.
     fn end_domain(mut self, base: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
         match &mut self.step {
-            Step::Creating { then } | Step::Reading { then } => {
+            Step::Creating { then }
+            | Step::Settling { then }
+            | Step::Consuming { then }
+            | Step::Resuming { then }
+            | Step::Reading { then } => {
                 if then.len() < WAITING {
                     then.push(request);
                 } else {
@@ -280,6 +400,23 @@ impl Steps for Start {
     }
 
     fn holds_reads(&self) -> bool {
-        matches!(self.step, Step::Defining { .. } | Step::Tagging { .. } | Step::Creating { .. })
+        matches!(
+            self.step,
+            Step::Defining { .. }
+                | Step::Tagging { .. }
+                | Step::Creating { .. }
+                | Step::Consuming { .. }
+                | Step::Resuming { .. }
+        )
     }
+}
+
+/// Returns the memory from which the guest of a VMI is to start.
+fn saved_memory(wanted: &Wanted) -> Option<&SavedMemory> {
+    wanted.vmi.status.as_ref()?.hibernation.as_ref().filter(|memory| memory.phase == SavedMemoryPhase::Restoring)
+}
+
+/// Returns true for a domain that is started from saved memory and whose start has not been completed.
+pub(crate) fn is_restored(base: &Base, wanted: &Wanted) -> bool {
+    saved_memory(wanted).is_some() && base.published.memory_restore.is_none()
 }

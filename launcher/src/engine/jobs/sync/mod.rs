@@ -206,7 +206,7 @@ impl Steps for Sync {
                 | JobInput::Seen(_)
                 | JobInput::Gone(_)
                 | JobInput::Abort(_)
-                | results_of!(start shutdown dump source prepared opened),
+                | results_of!(start shutdown dump save source prepared opened paused),
             ) => Some(sync(step)),
         }
     }

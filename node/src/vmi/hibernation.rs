@@ -1,0 +1,193 @@
+//! The memory of a guest in a claim: the request to save it, the wait for it before a start, and its phases. Pure.
+//!
+//! ```text
+//!   Saving ──(domain ended as saved)──> Saved          Restoring ──(file marked, guest runs)──> Restored
+//!      └──────────────────────────────> SaveFailed
+//! ```
+//! `Saved` is written together with the final phase of the VMI, so that no VMI has ended whose memory might be saved.
+
+use api::{SavedMemoryPhase as Phase, VirtualMachineInstance, hibernation, vmi::status::SavedMemory};
+use protocol::{LauncherState, Lifecycle, MemoryFile, SaveMemoryRequest, features::Feature};
+
+use super::{
+    observed::{Link, Observed},
+    phase::simplified,
+};
+use crate::{launcher::bounded, volumes::Content};
+
+/// The message for a launcher of an older release.
+const NOT_SUPPORTED: &str = "virt-launcher does not support saved memory";
+
+/// Returns the saved memory of a VMI, if its file has a valid name.
+fn memory_of(vmi: &VirtualMachineInstance) -> Option<&SavedMemory> {
+    let memory = vmi.status.as_ref()?.hibernation.as_ref()?;
+    hibernation::is_file_name(&memory.file_name).then_some(memory)
+}
+
+fn in_phase<'a>(vmi: &'a VirtualMachineInstance, phase: &Phase) -> Option<&'a SavedMemory> {
+    memory_of(vmi).filter(|memory| memory.phase == *phase)
+}
+
+/// Returns what the launcher gets of the claim; `None` when the memory is not needed any more.
+pub(super) fn content(vmi: &VirtualMachineInstance) -> Option<Content> {
+    let memory = memory_of(vmi)?;
+    let file = memory.file_name.clone();
+    match memory.phase {
+        Phase::Saving => Some(Content::Memory { file, is_new: true }),
+        Phase::Restoring => Some(Content::Memory { file, is_new: false }),
+        _ => None,
+    }
+}
+
+/// Returns true while the launcher writes memory to the volume.
+pub(super) fn is_written(report: &LauncherState, volume: &str) -> bool {
+    report.memory_save.as_ref().is_some_and(|save| save.volume == volume && !save.ended)
+}
+
+fn is_supported(link: &Link) -> Option<bool> {
+    match link {
+        Link::Up { greeted: true, features, .. } => Some(features.contains(&Feature::MemorySave)),
+        Link::Up { .. } | Link::Down { .. } => None,
+    }
+}
+
+fn is_mounted(observed: &Observed, memory: &SavedMemory) -> bool {
+    observed.volumes.as_ref().is_some_and(|state| state.volumes.mounted.contains(&memory.claim_name))
+}
+
+fn is_of(file: &MemoryFile, memory: &SavedMemory) -> bool {
+    file.volume == memory.claim_name && file.file == memory.file_name
+}
+
+/// Returns the request to save the memory, if the launcher has not got it.
+pub(super) fn request(observed: &Observed) -> Option<SaveMemoryRequest> {
+    let memory = in_phase(&observed.vmi, &Phase::Saving)?;
+    let report = observed.report.as_ref().filter(|_| observed.domain().is_alive())?;
+    let is_known = report.memory_save.as_ref().is_some_and(|save| is_of(save, memory));
+    (is_supported(&observed.link) == Some(true) && is_mounted(observed, memory) && !is_known)
+        .then(|| SaveMemoryRequest { volume: memory.claim_name.clone(), file: memory.file_name.clone() })
+}
+
+/// Returns true if a start waits for the memory from which the guest continues. It never starts without.
+pub(super) fn delays_start(observed: &Observed) -> bool {
+    in_phase(&observed.vmi, &Phase::Restoring)
+        .is_some_and(|memory| is_supported(&observed.link) != Some(true) || !is_mounted(observed, memory))
+}
+
+/// Returns why a guest cannot be started from saved memory.
+pub(super) fn obstacle(observed: &Observed) -> Option<&'static str> {
+    let is_refused = is_supported(&observed.link) == Some(false);
+    (is_refused && in_phase(&observed.vmi, &Phase::Restoring).is_some()).then_some(NOT_SUPPORTED)
+}
+
+/// Updates the saved memory in the status.
+pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed) {
+    let (Some(memory), Some(report)) = (memory, &observed.report) else { return };
+    match memory.phase {
+        Phase::Saving => {
+            let ended = report.memory_save.as_ref().filter(|save| save.ended && is_of(save, memory));
+            let has_saved = report.lifecycle() == Lifecycle::Shutoff && simplified(&report.reason) == "saved";
+            let failure = ended.map(|save| bounded(&save.failure)).filter(|failure| !failure.is_empty());
+            if has_saved {
+                memory.phase = Phase::Saved;
+            } else if let Some(failure) =
+                failure.or_else(|| (is_supported(&observed.link) == Some(false)).then(|| NOT_SUPPORTED.to_owned()))
+            {
+                (memory.phase, memory.message) = (Phase::SaveFailed, Some(failure));
+            }
+        }
+        Phase::Restoring => {
+            let is_restored = |file: &MemoryFile| file.ended && is_of(file, memory);
+            if report.memory_restore.as_ref().is_some_and(is_restored) {
+                memory.phase = Phase::Restored;
+            }
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::vmi::launcher_volumes::LauncherVolumes;
+
+    fn observed(phase: &str, lifecycle: Lifecycle, reason: &str) -> Observed {
+        let memory = json!({"claimName": "c", "fileName": "v-1.memory.save", "phase": phase});
+        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": {"name": "v", "uid": "u"},
+            "spec": {"domain": {"devices": {}}, "volumes": [{"name": "c", "memoryDump": {"claimName": "c"}}]},
+            "status": {"phase": "Running", "nodeName": "n", "hibernation": memory},
+        }))
+        .unwrap();
+        let mut observed = Observed::new(Arc::new(vmi), "n");
+        let mut report = LauncherState { reason: reason.into(), ..LauncherState::default() };
+        report.set_lifecycle(lifecycle);
+        observed.report = Some(report);
+        observed
+    }
+
+    fn file(ended: bool, failure: &str) -> MemoryFile {
+        MemoryFile { volume: "c".into(), file: "v-1.memory.save".into(), ended, failure: failure.into() }
+    }
+
+    #[test]
+    fn phases_follow_the_launcher() {
+        use Lifecycle::{Paused, Running, Shutoff};
+        // Phase, domain, what was saved and restored, and the phase after.
+        for (phase, domain, saved, restored, after) in [
+            ("Saving", (Running, "booted"), None, None, "Saving"),
+            ("Saving", (Paused, "save"), Some(file(false, "")), None, "Saving"),
+            ("Saving", (Running, "saveCanceled"), Some(file(true, "full")), None, "SaveFailed"),
+            // The domain has not been read since.
+            ("Saving", (Paused, "save"), Some(file(true, "")), None, "Saving"),
+            ("Saving", (Shutoff, "saved"), Some(file(true, "")), None, "Saved"),
+            // The worker was restarted.
+            ("Saving", (Shutoff, "saved"), None, None, "Saved"),
+            ("Saving", (Shutoff, "crashed"), Some(file(true, "ended")), None, "SaveFailed"),
+            ("Restoring", (Paused, "migration"), None, None, "Restoring"),
+            ("Restoring", (Running, "unpaused"), None, Some(file(true, "")), "Restored"),
+            ("Restored", (Shutoff, "saved"), None, Some(file(true, "")), "Restored"),
+        ] {
+            let mut observed = observed(phase, domain.0, domain.1);
+            let report = observed.report.as_mut().unwrap();
+            (report.memory_save, report.memory_restore) = (saved.clone(), restored);
+            let mut status = observed.vmi.status.clone().unwrap();
+            apply(status.hibernation.as_mut(), &observed);
+            assert_eq!(status.hibernation.unwrap().phase.as_str(), after, "{phase} {domain:?} {saved:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_saved_and_restored_in_its_volume_only() {
+        let mut saving = observed("Saving", Lifecycle::Running, "booted");
+        let mut restoring = observed("Restoring", Lifecycle::NoDomain, "");
+        let connected = |features: &[Feature]| Link::Up {
+            connection: 1,
+            greeted: true,
+            networked: true,
+            synced: None,
+            results_from: 0,
+            features: features.iter().copied().collect(),
+        };
+        assert_eq!(request(&saving), None, "not connected");
+        saving.link = connected(&[Feature::MemorySave]);
+        restoring.link = connected(&[Feature::MemorySave]);
+        assert_eq!(request(&saving), None, "not mounted");
+        assert!(delays_start(&restoring));
+        let mut volumes = LauncherVolumes::default();
+        volumes.volumes.mounted.insert("c".into());
+        (saving.volumes, restoring.volumes) = (Some(volumes.clone()), Some(volumes));
+        assert!(request(&saving).is_some() && request(&restoring).is_none());
+        assert!(!delays_start(&restoring) && !delays_start(&saving));
+        assert_eq!(content(&restoring.vmi), Some(Content::Memory { file: "v-1.memory.save".into(), is_new: false }));
+        saving.report.as_mut().unwrap().memory_save = Some(file(true, "full"));
+        assert_eq!(request(&saving), None, "it was asked for");
+        restoring.link = connected(&[]);
+        assert!(delays_start(&restoring));
+        assert_eq!(obstacle(&restoring), Some(NOT_SUPPORTED));
+    }
+}
