@@ -52,7 +52,8 @@ fn migration_fails_for_the_first_reason_that_applies() {
     let down = vec![source(), target(&json!({"status": {"phase": "Failed"}}))];
     let cause = json!({"phase": "Failed", "reason": "TopologyAffinityError", "message": "Pod was rejected"});
     let rejected = vec![source(), target(&json!({"status": cause}))];
-    let is_rejected = "Migration failed because target pod shutdown during migration: TopologyAffinityError: Pod was rejected";
+    let is_rejected =
+        "Migration failed because target pod shutdown during migration: TopologyAffinityError: Pod was rejected";
     let going = vec![source(), target(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:09:50Z"}}))];
     let is_down = "Migration failed because target pod shutdown during migration";
     let is_gone = "Migration target pod was removed during active migration.";
