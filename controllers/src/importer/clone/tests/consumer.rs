@@ -46,7 +46,8 @@ fn observed(claim: &str, pod: Option<&str>) -> importer::Observed {
         let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap();
         Arc::new(CachedImportPod::from(pod))
     });
-    let class = CachedStorageClass { is_late: true, ..CachedStorageClass::default() };
+    let metadata = ObjectMeta { name: Some("late".to_owned()), ..ObjectMeta::default() };
+    let class = CachedStorageClass { metadata, is_late: true, ..CachedStorageClass::default() };
     importer::Observed {
         volume: Arc::new(data_volume()),
         claim: None,
