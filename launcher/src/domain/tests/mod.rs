@@ -78,6 +78,17 @@ fn convert_prepared(
     options: &protocol::VmiOptions,
     prepared: &Prepared,
 ) -> Result<Domain, DomainError> {
+    convert_on(&four_cpus(), vmi, kvm, options, prepared)
+}
+
+/// Converts a VMI whose pod has these CPUs.
+fn convert_on(
+    cpus: &HostCpus,
+    vmi: &VirtualMachineInstance,
+    kvm: bool,
+    options: &protocol::VmiOptions,
+    prepared: &Prepared,
+) -> Result<Domain, DomainError> {
     let efi = vmi.spec.domain.firmware.as_ref().and_then(|firmware| firmware.bootloader.as_ref()?.efi.as_ref());
     let secure = efi.is_some_and(|efi| efi.persistent == Some(true));
     let uefi = Uefi { code: "/ovmf/code.fd".into(), vars: "/ovmf/vars.fd".into(), secure };
@@ -99,7 +110,7 @@ fn convert_prepared(
             zones: Path::new("/p/zoneinfo"),
             host_devices: &AllocatedDevices::new([("USB_RESOURCE_V_ORG_STICK".into(), "1:4".into())]),
             options,
-            cpus: Some(&four_cpus()),
+            cpus: Some(cpus),
         },
     )
 }
@@ -232,7 +243,6 @@ fn vmis_become_the_recorded_xml() {
         "isolateEmulatorThread": true, "realtime": {}});
     pinned["domain"]["ioThreadsPolicy"] = json!("supplementalPool");
     pinned["domain"]["ioThreads"] = json!({"supplementalPoolThreadCount": 1});
-    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded");
     let shared = json!({"domain": {"memory": {"guest": "128Mi", "maxGuest": "1Gi"}, "features": {"acpi": {}},
             "devices": {"filesystems": [{"name": "data", "virtiofs": {}}, {"name": "settings", "virtiofs": {}}]}},
         "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}},
@@ -256,12 +266,17 @@ fn vmis_become_the_recorded_xml() {
         ("pinned", &pinned, true),
     ] {
         let xml = convert_with(&vmi(spec.clone()), kvm).unwrap().xml;
-        let path = directory.join(format!("{name}.xml"));
-        if std::env::var_os("RECORD").is_some() {
-            std::fs::write(&path, &xml).unwrap();
-        }
-        assert_eq!(xml, std::fs::read_to_string(&path).unwrap(), "{name}; run with RECORD=1 to record anew");
+        assert_recorded(name, &xml);
     }
+}
+
+/// Compares XML with that of a file, or records it.
+fn assert_recorded(name: &str, xml: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("src/domain/recorded/{name}.xml"));
+    if std::env::var_os("RECORD").is_some() {
+        std::fs::write(&path, xml).unwrap();
+    }
+    assert_eq!(xml, std::fs::read_to_string(&path).unwrap(), "{name}; run with RECORD=1 to record anew");
 }
 
 /// Ignition, metrics of the node, and devices on the root complex.
@@ -294,11 +309,7 @@ fn annotations_and_metrics_become_the_recorded_xml() {
         Prepared { ignition: Some("/p/ignition-data/data.ign".into()), kernel: None, initrd: None, ..prepared() };
     let domain = convert_prepared(&vmi, true, &options(), &prepared).unwrap();
     assert!(!domain.ports.any(), "no device can be plugged in on the root complex");
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/domain/recorded/root-complex.xml");
-    if std::env::var_os("RECORD").is_some() {
-        std::fs::write(&path, &domain.xml).unwrap();
-    }
-    assert_eq!(domain.xml, std::fs::read_to_string(&path).unwrap(), "run with RECORD=1 to record anew");
+    assert_recorded("root-complex", &domain.xml);
 }
 
 #[test]

@@ -77,6 +77,47 @@ fn guest_has_the_numa_nodes_of_its_cpus() {
     );
 }
 
+/// Two cells of two cores, with their distances.
+fn two_cells() -> HostCpus {
+    let cell = |id, cpus: [u32; 2], distances: [(u32, u32); 2]| pinning::HostCell {
+        id,
+        cpus: cpus.map(|id| pinning::HostCpu { id, siblings: vec![id] }).into(),
+        distances: distances.map(|(id, value)| pinning::HostDistance { id, value }).into(),
+    };
+    let cells = vec![cell(0, [0, 2], [(0, 10), (1, 21)]), cell(1, [1, 3], [(0, 21), (1, 10)])];
+    HostCpus { cpuset: (0..4).collect(), topology: pinning::HostTopology { numa: pinning::HostNuma { cells } } }
+}
+
+/// Huge pages in two NUMA nodes of the host, file systems in them, a TPM that is lost, and a watchdog with an action of its own.
+#[test]
+fn vmi_with_nodes_of_the_host_becomes_the_recorded_xml() {
+    let spec = json!({
+        "volumes": [{"name": "settings", "configMap": {"name": "c"}}],
+        "domain": {
+            "memory": {"guest": "66Mi", "hugepages": {"pageSize": "2Mi"}},
+            "cpu": {"sockets": 3, "maxSockets": 5, "dedicatedCpuPlacement": true, "realtime": {},
+                "numa": {"guestMappingPassthrough": {}}},
+            "features": {"acpi": {}},
+            "devices": {
+                "autoattachPodInterface": false,
+                "filesystems": [{"name": "settings", "virtiofs": {}}],
+                "tpm": {},
+                "watchdog": {"name": "dog", "i6300esb": {"action": "shutdown"}},
+            },
+        },
+    });
+    let domain = convert_on(&two_cells(), &vmi(spec), true, &options(), &prepared()).unwrap();
+    for part in [
+        "<vcpupin vcpu='2' cpuset='1'/>",
+        "<cell id='0' cpus='0,1,3,4' memory='35651584' unit='b'>",
+        "<cell id='1' cpus='2' memory='33554432' unit='b'>",
+        "<memnode cellid='1' mode='strict' nodeset='1'/>",
+    ] {
+        assert!(domain.xml.contains(part), "{part} in {}", domain.xml);
+    }
+    assert_recorded("mapped", &domain.xml);
+}
+
 #[test]
 fn huge_pages_back_the_guest() {
     let rendered = |memory: Value, annotations: Value| {
