@@ -145,7 +145,7 @@ const EXAMPLES: [(&str, Examples); 53] = [
         "hibernate",
         &[
             ("Save the memory of a VM to a claim that is made for it, and stop the VM", "hibernate my-vm --wait"),
-            ("Continue the guest", "start my-vm"),
+            ("Save it to a claim of your own", "hibernate my-vm --claim my-claim"),
             ("Boot it at its next start instead", "hibernate my-vm --discard"),
         ],
     ),

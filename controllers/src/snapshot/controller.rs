@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::snapshot::VirtualMachineSnapshot;
+use api::{VirtualMachine, owner, snapshot::VirtualMachineSnapshot};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Observed, source};
@@ -65,7 +65,8 @@ impl Controller for Snapshots {
         let of_claim = |caches: &Arc<Caches>| {
             let caches = caches.clone();
             move |meta: &ObjectMeta| {
-                let vms = caches.vms.keys_by(&VmIndex::Claim(Key::of(meta)));
+                let mut vms = caches.vms.keys_by(&VmIndex::Claim(Key::of(meta)));
+                vms.extend(vm_of_state(&caches, &Key::of(meta)));
                 vms.iter().flat_map(|vm| open(&caches, vm)).collect::<Vec<_>>()
             }
         };
@@ -112,6 +113,14 @@ impl Controller for Snapshots {
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
         super::decide(observed)
     }
+}
+
+/// Returns the VM whose state a claim has. The name in its label may be shortened, but such a claim is owned by its VM.
+fn vm_of_state(caches: &Caches, claim: &Key) -> Option<Key> {
+    let claim = caches.claims.get(claim)?;
+    let label = claim.state_of.as_deref()?;
+    let owner = owner::controller_of_kind::<VirtualMachine>(&claim.metadata).map(|owner| owner.name.as_str());
+    Some(Key::new(claim.metadata.namespace.clone().unwrap_or_default(), owner.unwrap_or(label)))
 }
 
 /// Returns the snapshots of a VM that have not ended.

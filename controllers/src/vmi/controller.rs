@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
-    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    SavedMemoryPhase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     config::ClusterConfig,
     owner,
     vm::{lease::Attempt::Start, status::OperationLease},
@@ -216,8 +216,12 @@ impl Controller for Vmis {
     }
 }
 
-/// Returns the operation on the data of a VM that keeps its VMI from starting.
+/// Returns the operation on the data of a VM that keeps its VMI from starting. The end of a hibernation is a start.
 fn held(caches: &Caches, vmi: &VirtualMachineInstance) -> Option<OperationLease> {
+    let hibernation = vmi.status.as_ref().and_then(|status| status.hibernation.as_ref());
+    if hibernation.is_some_and(|memory| memory.phase == SavedMemoryPhase::Restoring) {
+        return None;
+    }
     let vm = owner::controller_of_kind::<VirtualMachine>(&vmi.metadata)?;
     let key = Key::new(vmi.metadata.namespace.clone().unwrap_or_default(), vm.name.as_str());
     vm_lease::forbids(&*caches.vms.get(&key)?, Start).cloned()

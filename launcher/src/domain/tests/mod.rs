@@ -223,7 +223,8 @@ fn emulated_guests_start_without_enlightenments_of_hyperv() {
         let domain = convert_with(&vmi(windows()), kvm).unwrap();
         assert_eq!(domain.xml.matches("<hyperv>").count() + domain.xml.matches("hypervclock").count(), shown, "{kvm}");
     }
-    let passthrough = json!({"domain": {"devices": {}, "features": {"hypervPassthrough": {}}}});
+    let passthrough =
+        json!({"domain": {"memory": {"guest": "64Mi"}, "devices": {}, "features": {"hypervPassthrough": {}}}});
     for kvm in [true, false] {
         let domain = convert_with(&vmi(passthrough.clone()), kvm).unwrap();
         assert_eq!(domain.xml.contains("mode='passthrough'"), kvm);

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::*;
 
-/// Carried out although admission refuses it. Paths of the container are shared read-only in any case.
-const BEYOND_ADMISSION: [&str; 1] = ["volumes.containerPath.readOnly"];
+/// Carried out although admission refuses it without a feature gate. Paths of the container are shared read-only in any case.
+const BEYOND_ADMISSION: [&str; 2] = ["architecture", "volumes.containerPath.readOnly"];
 
 fn find(spec: Value) -> Vec<String> {
     Unsupported::find(&json!({"metadata": {"name": "m"}, "spec": spec})).named
