@@ -43,11 +43,12 @@ pub(super) fn content(observed: &Observed, vm: &VirtualMachine) -> (Vec<Revision
     (copies, SnapshotContentCreation { content, start })
 }
 
-/// Returns true if a running guest has the present spec of its VM: nothing of it waits for a restart.
+/// Returns true if a running guest has the present spec of its VM: nothing of it waits for a restart. vCPUs and memory that were
+/// plugged are part of it.
 fn has_present_spec(vm: &VirtualMachine) -> bool {
-    let observed = vm.status.as_ref().and_then(|status| status.observed_generation);
+    let judged = vm.status.as_ref().and_then(|status| status.desired_generation);
     let waits = vm.condition(condition::RESTART_REQUIRED).is_some_and(api::Condition::is_true);
-    observed == vm.metadata.generation && !waits
+    judged == vm.metadata.generation && !waits
 }
 
 fn backups(observed: &Observed) -> Vec<VolumeBackup> {

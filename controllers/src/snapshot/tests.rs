@@ -269,7 +269,7 @@ fn excluded_volumes_must_exist() {
 fn content_has_the_claims_with_classes_and_the_copies_in_use() {
     let vm = vm(&json!({
         "spec": {"instancetype": {"name": "small"}},
-        "status": {"instancetypeRef": {"controllerRevisionRef": {"name": "v-small-1"}}, "observedGeneration": 1},
+        "status": {"instancetypeRef": {"controllerRevisionRef": {"name": "v-small-1"}}, "desiredGeneration": 1},
     }));
     let other = SourceVolume { name: "data".into(), class: Ok(None), ..volume(&json!({}), &[]) };
     let mut observed = observed(snapshot(&json!({})), None, None);
