@@ -33,7 +33,7 @@ pub(crate) struct Options {
 pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     let claim = options.claim.as_deref().map(object_name).transpose()?;
-    let fields = [("claimName", claim.map(|name| json!(name))), ("discard", options.discard.then(|| json!(true)))];
+    let fields = [("claimName", claim.map(|name| json!(name))), ("discard", options.discard.then_some(json!(true)))];
     let (doing, verb) = if options.discard {
         ("discarding the saved memory", "discard")
     } else {

@@ -14,7 +14,10 @@ use nix::{
 };
 
 use crate::{
-    domain::pinning::{HostCell, HostCpu, HostCpus, HostDistance, HostNuma, HostTopology, PinningError, parse_list},
+    domain::{
+        host_topology::{HostCell, HostCpu, HostDistance, HostNuma, HostTopology},
+        pinning::{HostCpus, PinningError, parse_list},
+    },
     paths::Paths,
 };
 

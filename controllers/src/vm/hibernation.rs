@@ -36,7 +36,6 @@ use super::{
     Observed,
     memory_dump::{has, put},
     run_strategy::{Action, has_switched, is_paused_start, start_request},
-    start::StartError,
 };
 use crate::{
     runtime::{Decision, Effect, Event, Kind},
@@ -94,11 +93,11 @@ pub(super) fn action(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) 
     }
 }
 
-/// Makes a new VMI the one whose memory is saved, if the VM resumes.
-pub(super) fn resume(vm: &VirtualMachine, vmi: &mut VirtualMachineInstance, paused: bool) -> Result<(), StartError> {
+/// Makes a new VMI the one whose memory is saved, if the VM resumes. The error says why that one is not readable.
+pub(super) fn resume(vm: &VirtualMachine, vmi: &mut VirtualMachineInstance, paused: bool) -> Result<(), String> {
     let Some(known) = hibernation(vm).filter(|known| known.phase == Phase::Resuming) else { return Ok(()) };
-    let saved = known.instance.as_ref().ok_or_else(|| StartError::Saved("it is missing".to_owned()))?;
-    vmi.spec = serde_json::from_value(saved.spec.clone()).map_err(|error| StartError::Saved(error.to_string()))?;
+    let saved = known.instance.as_ref().ok_or("it is missing")?;
+    vmi.spec = serde_json::from_value(saved.spec.clone()).map_err(|error| error.to_string())?;
     vmi.spec.start_strategy = paused.then_some(StartStrategy::Paused);
     put(&mut vmi.spec, &known.claim_name, true);
     vmi.metadata.annotations.get_or_insert_default().extend(saved.annotations.clone());

@@ -86,7 +86,7 @@ pub(super) fn instance(
     attach(&mut vmi.spec);
     chosen.apply(vm, &mut vmi)?;
     complete_inputs(&mut vmi.spec.domain.devices.inputs);
-    hibernation::resume(vm, &mut vmi, paused)?;
+    hibernation::resume(vm, &mut vmi, paused).map_err(StartError::Saved)?;
     Ok(vmi)
 }
 

@@ -73,9 +73,9 @@ mod tests {
     use crate::{
         domain::{
             diff::diff,
+            host_topology::{HostCell, HostCpu},
             numa::Numa,
             parse::parse,
-            pinning::{HostCell, HostCpu},
         },
         storage::ImageFormat,
     };

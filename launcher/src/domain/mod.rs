@@ -13,6 +13,7 @@ mod features;
 mod file_systems;
 mod firmware;
 mod host_devices;
+pub(crate) mod host_topology;
 mod memory;
 mod network;
 pub(crate) mod numa;

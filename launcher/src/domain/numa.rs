@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use super::{pinning::HostCell, xml::Element};
+use super::{host_topology::HostCell, xml::Element};
 
 /// Failure to give a guest the NUMA nodes of its CPUs.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -120,7 +120,7 @@ fn list(numbers: impl Iterator<Item = impl ToString>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::pinning::{HostCpu, HostDistance};
+    use crate::domain::host_topology::{HostCpu, HostDistance};
 
     const MIB: u64 = 1 << 20;
     const PAGE: u64 = 2 * MIB;

@@ -7,10 +7,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use api::VirtualMachineInstance;
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{numa::Numa, xml::Element};
+use super::{host_topology::HostTopology, numa::Numa, xml::Element};
 
 /// Most bytes of a topology that another launcher has reported.
 pub(crate) const TOPOLOGY_LIMIT: usize = 256 << 10;
@@ -36,50 +35,6 @@ pub(crate) enum PinningError {
     /// The target of a migration has not reported them.
     #[error("the target of the migration has not reported the CPUs of its pod")]
     Unreported,
-}
-
-/// CPUs that a pod may use, in the topology of its node. The form is that of the reference's `targetNodeTopology`.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct HostTopology {
-    pub(crate) numa: HostNuma,
-}
-
-/// The NUMA cells, in the order of their numbers.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct HostNuma {
-    #[serde(default)]
-    pub(crate) cells: Vec<HostCell>,
-}
-
-/// A NUMA cell.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct HostCell {
-    #[serde(default)]
-    pub(crate) id: u32,
-    #[serde(default)]
-    pub(crate) cpus: Vec<HostCpu>,
-    /// Distances to cells.
-    #[serde(default)]
-    pub(crate) distances: Vec<HostDistance>,
-}
-
-/// A CPU: a thread of a core.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct HostCpu {
-    #[serde(default)]
-    pub(crate) id: u32,
-    /// The threads of its core, itself included.
-    #[serde(default)]
-    pub(crate) siblings: Vec<u32>,
-}
-
-/// The distance to a cell.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub(crate) struct HostDistance {
-    #[serde(default)]
-    pub(crate) id: u32,
-    #[serde(default)]
-    pub(crate) value: u32,
 }
 
 /// The CPUs of a pod.
@@ -314,6 +269,7 @@ pub(crate) fn parse_list(text: &str) -> Option<BTreeSet<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::host_topology::{HostCell, HostCpu, HostNuma};
 
     /// Cells of cores, each the list of its threads.
     fn host(cpuset: &str, cells: &[&[&[u32]]]) -> HostCpus {

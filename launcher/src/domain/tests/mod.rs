@@ -117,10 +117,13 @@ fn convert_on(
 
 /// A cell of two cores with two threads.
 fn four_cpus() -> HostCpus {
-    let cpu = |id, siblings: [u32; 2]| pinning::HostCpu { id, siblings: siblings.into() };
+    let cpu = |id, siblings: [u32; 2]| host_topology::HostCpu { id, siblings: siblings.into() };
     let cpus = vec![cpu(0, [0, 2]), cpu(1, [1, 3]), cpu(2, [0, 2]), cpu(3, [1, 3])];
-    let cells = vec![pinning::HostCell { cpus, ..pinning::HostCell::default() }];
-    HostCpus { cpuset: (0..4).collect(), topology: pinning::HostTopology { numa: pinning::HostNuma { cells } } }
+    let cells = vec![host_topology::HostCell { cpus, ..host_topology::HostCell::default() }];
+    HostCpus {
+        cpuset: (0..4).collect(),
+        topology: host_topology::HostTopology { numa: host_topology::HostNuma { cells } },
+    }
 }
 
 fn xml(spec: Value) -> String {

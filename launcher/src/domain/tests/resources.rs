@@ -79,13 +79,16 @@ fn guest_has_the_numa_nodes_of_its_cpus() {
 
 /// Two cells of two cores, with their distances.
 fn two_cells() -> HostCpus {
-    let cell = |id, cpus: [u32; 2], distances: [(u32, u32); 2]| pinning::HostCell {
+    let cell = |id, cpus: [u32; 2], distances: [(u32, u32); 2]| host_topology::HostCell {
         id,
-        cpus: cpus.map(|id| pinning::HostCpu { id, siblings: vec![id] }).into(),
-        distances: distances.map(|(id, value)| pinning::HostDistance { id, value }).into(),
+        cpus: cpus.map(|id| host_topology::HostCpu { id, siblings: vec![id] }).into(),
+        distances: distances.map(|(id, value)| host_topology::HostDistance { id, value }).into(),
     };
     let cells = vec![cell(0, [0, 2], [(0, 10), (1, 21)]), cell(1, [1, 3], [(0, 21), (1, 10)])];
-    HostCpus { cpuset: (0..4).collect(), topology: pinning::HostTopology { numa: pinning::HostNuma { cells } } }
+    HostCpus {
+        cpuset: (0..4).collect(),
+        topology: host_topology::HostTopology { numa: host_topology::HostNuma { cells } },
+    }
 }
 
 /// Huge pages in two NUMA nodes of the host, file systems in them, a TPM that is lost, and a watchdog with an action of its own.
