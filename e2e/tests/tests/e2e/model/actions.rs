@@ -114,7 +114,7 @@ pub(super) struct Taken {
     data: u32,
 }
 
-/// What should exist.
+/// The objects that should exist.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Model {
     pub(super) vms: BTreeMap<Vm, VmState>,

@@ -12,13 +12,13 @@ pub(super) struct SeenVm {
     /// Guests that live.
     pub(super) guests: usize,
     pub(super) strategy: String,
-    /// What shows that an operation holds it.
+    /// The signs of an operation that holds it.
     pub(super) holder: Option<String>,
     /// The number on the disk of a guest that runs, if it was read.
     pub(super) data: Option<u32>,
 }
 
-/// What exists.
+/// The objects that exist.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     pub(super) vms: BTreeMap<String, SeenVm>,
