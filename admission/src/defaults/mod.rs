@@ -163,10 +163,10 @@ fn network(spec: &mut VirtualMachineInstanceSpec, config: &ClusterConfig) -> Res
     Ok(())
 }
 
-/// Adds a disk for each volume without disk or filesystem.
+/// Adds a disk for each volume without disk or filesystem. The guest sees no claim of a memory dump or of saved memory.
 pub fn disks(spec: &mut VirtualMachineInstanceSpec) {
     let devices = &mut spec.domain.devices;
-    for volume in &spec.volumes {
+    for volume in spec.volumes.iter().filter(|volume| volume.memory_dump.is_none()) {
         let used = devices.disks.iter().any(|disk| disk.name == volume.name)
             || devices.filesystems.iter().any(|filesystem| filesystem.name == volume.name);
         if !used {
