@@ -37,7 +37,6 @@ const LATER: &str = "the hook runs after this test; `cluster run` fails when it 
 /// The list.
 pub(crate) const RIGHTS: &[Justified] = &[
     unused(API, "get *.cdi.kubevirt.io", ABSENT),
-    unused(API, "get *.snapshot.kubevirt.io", ABSENT),
     unused(API, "get volumesnapshots.snapshot.storage.k8s.io", ABSENT),
     unused(API, "list virtualmachinebackups.backup.kubevirt.io", ABSENT),
     sometimes(API, "list kubevirts.kubevirt.io", EVERYBODY),
