@@ -231,10 +231,14 @@ async fn plugged(s: &Story, lan: &Lan) -> Result<()> {
             ensure!(data == "plugged-42", "the disk holds {data:?}");
             if way == "there" {
                 lan.give_address(&mut guest).await?;
-                lan.connect(&mut guest).await?;
+            }
+            // A new one each time. On a busy host, a process that ran on two emulated processors during a migration was seen to
+            // die of a wrong return address. Guests of one processor hold their connection (see `connected`).
+            if let Err(error) = lan.connect(&mut guest).await {
+                let log = run(&mut guest, "dmesg | tail -n 20").await?;
+                return Err(error.context(format!("connect to a guest with this log: {log}")));
             }
             guest.leave().await?;
-            lan.goes_on(0).await?;
             let vmi = s.get("vmi", "box").await?;
             for change in ["MigrationRequired", "HotVCPUChange", "HotMemoryChange"] {
                 ensure!(condition(&vmi, change).is_none(), "{}", vmi["status"]["conditions"]);

@@ -136,8 +136,8 @@ impl Lan {
         console.serve(&format!("nc -ll -p {ECHO} -e cat"), ECHO).await?;
         let number = self.number;
         let script = format!(
-            "mkdir /tmp/lan && cd /tmp/lan && mkfifo to from && \
-             {{ (nc {PREFIX}.{number}.2 {ECHO} <to >from; echo ended >over) </dev/null >/dev/null 2>&1 & \
+            "rm -rf /tmp/lan; mkdir /tmp/lan && cd /tmp/lan && mkfifo to from && \
+             {{ (nc {PREFIX}.{number}.2 {ECHO} <to >from 2>over; echo \"nc has ended with $?\" >>over) </dev/null >/dev/null 2>&1 & \
              (exec 3>to 4<from; n=0; while :; do n=$((n+1)); echo $n >&3; read -r -t 60 a <&4 || a=nothing; \
                [ \"$a\" = $n ] || {{ echo \"$a instead of $n\" >broken; exit; }}; \
                read -r u _ </proc/uptime; echo $n $u >>log; usleep 50000; \
@@ -157,7 +157,8 @@ impl Lan {
                 .lines()
                 .map_while(|line| line.split_once(' ').and_then(|(n, u)| Some((n.parse().ok()?, u.parse().ok()?))))
                 .collect();
-            ensure!(entries.len() == seen.lines().count(), "the connection is broken: {:?}", seen.lines().last());
+            let rest = seen.lines().skip(entries.len()).collect::<Vec<_>>();
+            ensure!(rest.is_empty(), "the connection is broken after number {:?}: {rest:?}", entries.last());
             let count = entries.last().map_or(0, |(count, _)| *count);
             if count > before + 10 {
                 let pauses = entries.windows(2).map(|pair| pair[1].1 - pair[0].1);
