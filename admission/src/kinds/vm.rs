@@ -3,7 +3,7 @@
 use api::{
     FeatureGate, RunStrategy, VirtualMachine, VirtualMachineInstanceSpec, VirtualMachineSpec,
     config::{ClusterConfig, RolloutStrategy},
-    constants::annotation,
+    constants::{annotation, finalizer},
     vmi::firmware::Firmware,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -36,6 +36,9 @@ struct Metadata {
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     context.patched::<VirtualMachine>(|vm| {
         if vm.metadata.deletion_timestamp.is_none() {
+            if context.is_create() {
+                add_finalizer(&mut vm.metadata);
+            }
             if let Some(spec) = &vm.spec.template.spec {
                 rules::resources::validate_amounts("spec.template.spec", spec).into_result()?;
             }
@@ -100,6 +103,14 @@ pub(crate) fn old(context: &Context<'_>) -> Result<Option<VirtualMachine>, Inter
         errors.unexpected("Could not fetch old vm");
         Interrupt::Denied(errors)
     })
+}
+
+/// Adds the finalizer of a new VM. virt-controller adds it to those that were created without this webhook.
+fn add_finalizer(metadata: &mut ObjectMeta) {
+    let finalizers = metadata.finalizers.get_or_insert_default();
+    if !finalizers.iter().any(|name| name == finalizer::VM) {
+        finalizers.push(finalizer::VM.to_owned());
+    }
 }
 
 /// Sets the defaults of a VM. Other defaults are set on its VMI, so that the template stays as the user wrote it.
