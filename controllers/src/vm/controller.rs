@@ -85,6 +85,12 @@ impl Controller for Vms {
                 index.map(|index| vms.keys_by(&index)).into_iter().flatten()
             });
         }
+        // The record of a start that was missing.
+        wake.on(&caches.starts, |_, present| {
+            let metadata = &present?.metadata;
+            let vm = owner::controller_of_kind::<VirtualMachine>(metadata)?;
+            Some(Key::new(metadata.namespace.clone().unwrap_or_default(), vm.name.clone()))
+        });
         let (woken, vms) = (wake.clone(), caches.vms.clone());
         caches.revisions.listen(move |(_, present)| {
             let Some(revision) = present else { return };

@@ -21,7 +21,7 @@ use api::{
         matcher::{MatchedKind, Matcher, Role, status_ref},
         revision,
     },
-    vm::status::{ControllerRevisionRef, InstancetypeStatusRef},
+    vm::status::{ControllerRevisionRef, InstancetypeStatusRef, VirtualMachineStatus},
 };
 use k8s_openapi::{
     api::apps::v1::ControllerRevision,
@@ -44,10 +44,32 @@ fn taken(name: &str) -> String {
 
 /// The state of a VM's references.
 pub(super) enum Settled {
-    /// They are up to date, or will be after the effects.
-    Kept,
+    /// They are up to date after the effects, once the status of the VM says so.
+    Kept(References),
     /// The VM is being changed. The next reconcile continues.
     Expanding,
+}
+
+/// The status of the references of a VM. It waits for a write of the status that has other causes as well.
+#[derive(Default)]
+pub(super) struct References {
+    instancetype: Option<InstancetypeStatusRef>,
+    preference: Option<InstancetypeStatusRef>,
+    /// Deletions of copies that the present status names.
+    replaced: Vec<Effect>,
+}
+
+impl References {
+    /// Writes the references into a status.
+    pub(super) fn put(&self, status: &mut VirtualMachineStatus) {
+        status.instancetype_ref.clone_from(&self.instancetype);
+        status.preference_ref.clone_from(&self.preference);
+    }
+
+    /// Returns the deletions of the copies that a status with these references names no longer.
+    pub(super) fn into_deletions(self) -> Vec<Effect> {
+        self.replaced
+    }
 }
 
 /// Stores copies of instance type and preference, or writes them into the VM.
@@ -75,25 +97,21 @@ pub(super) fn settle(
         decision.wake(TAKEN_RETRY);
         return Ok(Err(SyncError::new(event::FAILED_CREATE, taken(name))));
     }
-    let mut wanted = vm.clone();
-    let mut replaced = Vec::new();
+    let mut references = References::default();
     for (role, lookup) in lookups {
         let kept = keep(observed, role, lookup, decision)?;
         if let Lookup::Revision(copy) = lookup
             && let Some(kept) = kept.as_ref().and_then(|kept| kept.controller_revision_ref.as_ref())
             && kept.name != copy.metadata.name
         {
-            replaced.push(Effect::delete(Kind::ControllerRevision, &copy.metadata));
+            references.replaced.push(Effect::delete(Kind::ControllerRevision, &copy.metadata));
         }
         match role {
-            _ if kept.as_ref() == status_ref(vm, role) => {}
-            Role::Instancetype => wanted.status.get_or_insert_default().instancetype_ref = kept,
-            Role::Preference => wanted.status.get_or_insert_default().preference_ref = kept,
+            Role::Instancetype => references.instancetype = kept,
+            Role::Preference => references.preference = kept,
         }
     }
-    decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))?);
-    decision.effects.extend(replaced);
-    Ok(Ok(Settled::Kept))
+    Ok(Ok(Settled::Kept(references)))
 }
 
 /// Returns the status of one reference of the VM, and creates the copy that it names.

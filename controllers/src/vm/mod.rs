@@ -29,7 +29,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     RunStrategy, VirtualMachine, VirtualMachineInstance, VmiPhase,
@@ -43,7 +43,13 @@ use api::{
 use jiff::Timestamp;
 
 pub(crate) use self::controller::Vms;
-use self::{chosen::Chosen, data_volumes::DataVolumes, instancetype::Settled, lookup::Lookup, run_strategy::Action};
+use self::{
+    chosen::Chosen,
+    data_volumes::DataVolumes,
+    instancetype::{References, Settled},
+    lookup::Lookup,
+    run_strategy::Action,
+};
 use crate::{
     owned_vmis::{adopt, create_vmi, delete_vmi},
     resources::{claims::CachedClaim, pod_warnings, start_revisions::StartRevision},
@@ -124,7 +130,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     }
     let chosen = chosen::chosen(observed);
     let data_volumes = DataVolumes::of(observed);
-    let mut failed_instance_restarts = false;
+    let (mut failed_instance_restarts, mut references) = (false, None);
     if vm.metadata.deletion_timestamp.is_none() {
         match observed.instance.as_deref() {
             Some(instance) if owned.is_none() && owner::controller(&instance.metadata).is_some() => {
@@ -142,10 +148,15 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
                     Ok(chosen) => instancetype::settle(observed, owned, chosen, &mut decision)?,
                     Err(error) => Err(error.clone()),
                 };
-                // The next reconcile continues with the changed VM.
-                if matches!(settled, Ok(Settled::Expanding)) {
-                    return Ok(decision);
-                }
+                let settled = match settled {
+                    // The next reconcile continues with the changed VM.
+                    Ok(Settled::Expanding) => return Ok(decision),
+                    Ok(Settled::Kept(kept)) => {
+                        references = Some(kept);
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                };
                 let start = settled.and(chosen.as_ref().map_err(Clone::clone));
                 data_volumes::synchronize(observed, owned, &data_volumes, &mut decision);
                 let (failure, restarts) = synchronize(observed, owned, start.as_ref(), &data_volumes, &mut decision)?;
@@ -172,15 +183,19 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     if changes_soon && error.is_none() && !counts {
         return Ok(decision);
     }
-    let template = owned.and_then(|_| start::template(observed, &chosen.ok()?));
+    let template = owned.and_then(|_| start::template(observed, chosen.as_ref().ok()?));
     // The saved spec is that of the guest.
     let can_change = vm.metadata.deletion_timestamp.is_none() && !hibernation::is_in_progress(vm);
-    if let Some(instance) = owned.filter(|_| !changes_instance && can_change) {
+    let kept = owned.filter(|_| !changes_instance && can_change);
+    if let Some(instance) = kept {
         let refused = live::update(observed, instance, template.as_ref(), &mut decision)?;
-        error = error.or(refused);
+        error = error.or(refused).or_else(|| revision::refused(observed, instance));
     }
     let mut wanted = vm.clone();
     status::update(observed, owned, error.as_ref(), template.as_ref(), &data_volumes, &mut wanted);
+    if let (Some(references), Some(status)) = (&references, &mut wanted.status) {
+        references.put(status);
+    }
     if vm.metadata.deletion_timestamp.is_none() {
         memory_dump::update(observed, owned, &mut wanted, &mut decision)?;
         hibernation::update(observed, owned, &mut wanted, &mut decision)?;
@@ -194,16 +209,39 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
             });
         }
     }
-    if let Some(change) = Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))? {
-        // Before the VMI is deleted: otherwise a failure would be lost if this process ended now.
-        let at = if counts { 0 } else { decision.effects.len() };
-        let change = match warning(vm, &wanted) {
-            Some(event) => change.on_success(event),
-            None => change,
-        };
-        decision.effects.insert(at, change);
+    let follows = status::time_to_wait(vm, &wanted, owned, observed.now).filter(|_| error.is_none());
+    write_status((vm, &wanted), follows, references, counts, &mut decision)?;
+    if let Some(instance) = kept {
+        // Last: if it is refused, nothing else is held back.
+        revision::make_up(observed, instance, chosen.as_ref().ok(), &mut decision)?;
     }
     Ok(decision)
+}
+
+/// Writes the status of a VM, or waits for a change of its VMI that is about to follow. `counts`: the status counts a failed start.
+fn write_status(
+    (vm, wanted): (&VirtualMachine, &VirtualMachine),
+    follows: Option<Duration>,
+    references: Option<References>,
+    counts: bool,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let Some(change) = Effect::change(Kind::VirtualMachine, vm, wanted, Some("status"))? else { return Ok(()) };
+    let warning = warning(vm, wanted);
+    if let Some(wait) = follows.filter(|_| warning.is_none()) {
+        decision.wake(wait);
+        return Ok(());
+    }
+    let change = match warning {
+        Some(event) => change.on_success(event),
+        None => change,
+    };
+    // Before the VMI is deleted: otherwise a failure would be lost if this process ended now.
+    let deletes = |effect: &Effect| counts && matches!(effect, Effect::Delete { kind: Kind::Instance, .. });
+    let at = decision.effects.iter().position(deletes).unwrap_or(decision.effects.len());
+    decision.effects.insert(at, change);
+    decision.effects.extend(references.into_iter().flat_map(References::into_deletions));
+    Ok(())
 }
 
 /// Reasons of the condition Synchronized of which a VMI has events, beside warnings about its pod.
@@ -341,12 +379,17 @@ fn start_instance(
         }
     };
     if !decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+        let regarding = Kind::VirtualMachine.reference(&vm.metadata);
+        let creation = create_vmi(vm.metadata.namespace.as_deref(), &instance, regarding)?;
+        // The record names the DataVolumes that hold data of the VM, so that it comes first if there are any. Otherwise the VMI does not
+        // wait for it, and a later reconcile makes up for one that is missing.
+        let first = decision.effects.len();
         // The record of the start stays that of the saved guest.
         if !hibernation::resumes(vm) {
             revision::keep(observed, chosen, decision)?;
         }
-        let regarding = Kind::VirtualMachine.reference(&vm.metadata);
-        decision.push(create_vmi(vm.metadata.namespace.as_deref(), &instance, regarding)?);
+        let at = if vm.spec.data_volume_templates.is_empty() { first } else { decision.effects.len() };
+        decision.effects.insert(at, creation);
     }
     Ok(blocked(observed, event::FAILED_CREATE, "Failure while starting VMI"))
 }

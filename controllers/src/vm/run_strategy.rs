@@ -6,7 +6,7 @@ use api::{
     RunStrategy, StateChangeAction, VirtualMachine, VirtualMachineInstance, VmiPhase,
     vm::status::VirtualMachineStateChangeRequest,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// Time for which a VMI stays that has ended and is not started again. Timestamps are cut to seconds.
 const SHOWN: Duration = Duration::from_secs(2);
@@ -109,11 +109,15 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
 
 /// Returns how long a VMI stays that has ended, for clients that look once a second.
 fn shown_for(instance: &VirtualMachineInstance, now: Timestamp) -> Option<Duration> {
-    let transitions = &instance.status.as_ref()?.phase_transition_timestamps;
-    let ended = transitions.iter().find(|transition| transition.phase.as_ref() == Some(instance.phase()))?;
-    let passed =
-        Duration::try_from(now.duration_since(ended.phase_transition_timestamp.as_ref()?.0)).unwrap_or_default();
+    let passed = Duration::try_from(time_in_phase(instance, now)?).unwrap_or_default();
     SHOWN.checked_sub(passed).filter(|left| !left.is_zero())
+}
+
+/// Returns for how long a VMI has been in its phase. It is negative if the clock of its node is ahead.
+pub(super) fn time_in_phase(instance: &VirtualMachineInstance, now: Timestamp) -> Option<SignedDuration> {
+    let transitions = &instance.status.as_ref()?.phase_transition_timestamps;
+    let entered = transitions.iter().find(|transition| transition.phase.as_ref() == Some(instance.phase()))?;
+    Some(now.duration_since(entered.phase_transition_timestamp.as_ref()?.0))
 }
 
 fn after_backoff(vm: &VirtualMachine, now: Timestamp) -> Action {

@@ -1,6 +1,6 @@
 //! The status of a VM.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use api::{
     Condition, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, VmOperation, VmiPhase,
@@ -8,6 +8,7 @@ use api::{
     constants::{condition, reason},
     vm::status::VolumeSnapshotStatus,
 };
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
@@ -23,6 +24,8 @@ use crate::{
     volume_migration,
 };
 
+/// Longest wait for a change of the VMI that is about to follow. Timestamps are cut to seconds.
+const FOLLOWS: Duration = Duration::from_secs(2);
 /// Phase of a claim that has a volume.
 const BOUND: &str = "Bound";
 
@@ -49,7 +52,6 @@ pub(super) fn update(
     let former = vm.status.clone().unwrap_or_default();
     let mut status = former.clone();
     status.created = instance.is_some();
-    status.ready = instance.and_then(|instance| instance.condition(condition::READY)).is_some_and(Condition::is_true);
     status.desired_generation = vm.metadata.generation;
     if let Some(instance) = instance {
         status.observed_generation =
@@ -68,6 +70,7 @@ pub(super) fn update(
     volume_migration::update_state(vm, instance, &mut status, &now);
     let provisioned = data_volumes.condition(&now).filter(|_| instance.is_none());
     conditions(instance, error, restart, provisioned, &mut status.conditions, &now);
+    status.ready = status.conditions.iter().any(|known| known.type_ == condition::READY && known.is_true());
     // The VMI reports claims that do not exist.
     let unbound_claim = observed.claims.values().any(|claim| claim.phase != BOUND);
     let start_failure = status.start_failure.as_ref();
@@ -156,16 +159,66 @@ fn conditions(
             || OWN.contains(&known.type_.as_str())
             || mirrored.iter().any(|mirrored| mirrored.type_ == known.type_)
     });
+    let starts =
+        instance.is_some_and(|instance| matches!(instance.phase(), VmiPhase::Scheduling | VmiPhase::Scheduled));
     for condition in mirrored.iter().filter(|condition| !OWN.contains(&condition.type_.as_str())) {
-        set(conditions, condition.clone());
+        // That nothing is wrong needs no write of its own. It is written when the guest runs.
+        let is_no_news = starts && condition.type_ == condition::DATA_VOLUMES_READY && condition.is_true();
+        if !is_no_news || conditions.iter().any(|known| known.type_ == condition.type_) {
+            set(conditions, condition.clone());
+        }
     }
 }
 
+/// Returns the condition Ready. It anticipates what a new VMI and one that is being deleted report next, so that the status needs no other
+/// write then.
 fn ready(instance: Option<&VirtualMachineInstance>, now: &Time) -> Condition {
     let not = |reason: &str, message: &str| Condition::new(condition::READY, false, reason, message, now);
     let Some(instance) = instance else { return not(reason::VMI_NOT_EXISTS, "VMI does not exist") };
+    let has_pods = instance.status.as_ref().is_some_and(|status| !status.active_pods.is_empty());
+    if has_pods && instance.is_deleting() && !instance.is_final() {
+        return not(reason::POD_TERMINATING, "virt-launcher pod is terminating");
+    }
     match instance.condition(condition::READY) {
         Some(ready) => ready.clone(),
+        None if matches!(instance.phase(), VmiPhase::Unset | VmiPhase::Pending) => {
+            not(reason::GUEST_NOT_RUNNING, "Guest VM is not reported as running")
+        }
         None => not(reason::VMI_CONDITION_MISSING, "VMI is missing the Ready condition"),
     }
+}
+
+/// Returns how long a status waits for a change of the VMI that is about to follow, if all that it changes shows the VMI. A guest that has
+/// begun to run becomes ready by another write, and a VMI that has ended is removed with its pod.
+pub(super) fn time_to_wait(
+    former: &VirtualMachine,
+    wanted: &VirtualMachine,
+    instance: Option<&VirtualMachineInstance>,
+    now: Timestamp,
+) -> Option<Duration> {
+    let instance = instance?;
+    let ready = instance.condition(condition::READY).and_then(|ready| ready.reason.as_deref());
+    let is_about_to_change = if instance.is_deleting() {
+        instance.is_final()
+    } else {
+        *instance.phase() == VmiPhase::Running && ready == Some(reason::GUEST_NOT_RUNNING)
+    };
+    if !is_about_to_change || !are_equal_but_for_view(former.status.as_ref()?, wanted.status.as_ref()?) {
+        return None;
+    }
+    let passed = Duration::try_from(run_strategy::time_in_phase(instance, now)?).ok()?;
+    FOLLOWS.checked_sub(passed).filter(|left| !left.is_zero())
+}
+
+/// Returns true if two statuses are equal but for what shows the state of the VMI.
+fn are_equal_but_for_view(former: &VirtualMachineStatus, wanted: &VirtualMachineStatus) -> bool {
+    let shown = VirtualMachineStatus {
+        conditions: wanted.conditions.clone(),
+        ip_address: wanted.ip_address.clone(),
+        node_name: wanted.node_name.clone(),
+        printable_status: wanted.printable_status.clone(),
+        ready: wanted.ready,
+        ..former.clone()
+    };
+    shown == *wanted
 }

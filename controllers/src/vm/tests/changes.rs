@@ -352,10 +352,10 @@ fn refused_change_of_a_vmi_shows_and_waits() {
 }
 
 #[test]
-fn start_is_recorded_before_its_vmi_is_created() {
+fn start_is_recorded_after_its_vmi_is_created() {
     let vm = with_strategy("Always", &Value::Null);
     let decision = decided(&vm, None);
-    let [Effect::Create { kind: Kind::ControllerRevision, object, options, .. }, Effect::Create { object: vmi, .. }] =
+    let [Effect::Create { object: vmi, .. }, Effect::Create { kind: Kind::ControllerRevision, object, options, .. }] =
         decision.effects.as_slice()
     else {
         panic!("{decision:?}")

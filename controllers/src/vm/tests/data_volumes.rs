@@ -96,6 +96,19 @@ fn data_volume_is_created_from_its_template_before_the_vmi() {
 }
 
 #[test]
+fn use_of_the_data_is_recorded_before_the_vmi_is_created() {
+    let vm = with_template("Always", &Value::Null);
+    let filled = data_volume(&json!({"phase": "Succeeded"}));
+    let decision = decide(&observed_with(&vm, Some(filled), Some(claim(&json!({}))))).unwrap();
+    let [Effect::Create { kind: Kind::ControllerRevision, .. }, Effect::Create { kind: Kind::Instance, .. }] =
+        decision.effects.as_slice()
+    else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(records(&decision)[0].data_volumes, ["root"]);
+}
+
+#[test]
 fn service_account_is_that_of_the_vm() {
     let volume = json!({"name": "sa", "serviceAccount": {"serviceAccountName": "of-volume"}});
     for (change, expected) in [

@@ -143,7 +143,17 @@ fn copy_is_created_before_the_vmi() {
     assert_eq!(labels["instancetype.kubevirt.io/object-generation"], "4");
     assert_eq!(revision["data"]["spec"]["cpu"]["guest"], 2);
     assert_eq!(revision["data"]["kind"], "VirtualMachineClusterInstancetype");
-    assert_eq!(status_patch(&decision), kept());
+    // The status names the copies with the next write, that of the new VMI.
+    assert_eq!(status_patch(&decision), Value::Null);
+    let vmi: VirtualMachineInstance = serde_json::from_value(only(made(&decision, Kind::Instance))).unwrap();
+    let (instancetype, preference) = (Lookup::Object(class(), Some(copy())), kept_preference());
+    let config = ClusterConfig::default();
+    let next = decide(&Observed { instancetype, preference, ..observed(&vm, Some(&vmi), None, &config) }).unwrap();
+    let status = status_patch(&next);
+    assert_eq!((&status["created"], &status["printableStatus"]), (&json!(true), &json!("Starting")));
+    for (name, reference) in kept().as_object().unwrap() {
+        assert_eq!(status[name], *reference);
+    }
     let position = |wanted: &dyn Fn(&Effect) -> bool| decision.effects.iter().position(wanted).unwrap();
     let of = |kind: Kind| move |effect: &Effect| matches!(effect, Effect::Create { kind: made, .. } if *made == kind);
     assert!(position(&of(Kind::ControllerRevision)) < position(&of(Kind::Instance)));

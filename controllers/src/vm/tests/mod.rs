@@ -6,6 +6,7 @@ mod hibernation;
 mod instancetypes;
 mod lease;
 mod lifecycle;
+mod writes;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
@@ -54,6 +55,13 @@ fn instance(vm: &VirtualMachine, phase: &str) -> VirtualMachineInstance {
     instance
 }
 
+/// Returns the record of a VMI's start, without its template.
+fn record_of(vmi: &VirtualMachineInstance) -> Arc<StartRevision> {
+    let name = vmi.status.as_ref().and_then(|status| status.virtual_machine_revision_name.clone());
+    let metadata = serde_json::from_value(json!({"name": name, "namespace": "d"})).unwrap();
+    Arc::new(StartRevision { metadata, template: None, data_volumes: Vec::new() })
+}
+
 fn observed(
     vm: &VirtualMachine,
     instance: Option<&VirtualMachineInstance>,
@@ -69,7 +77,7 @@ fn observed(
         sources: BTreeMap::new(),
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
-        starts: Vec::new(),
+        starts: instance.into_iter().map(record_of).collect(),
         snapshot_classes: BTreeMap::new(),
         state_claim: None,
         hibernation_claim: None,
