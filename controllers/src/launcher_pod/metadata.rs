@@ -1,4 +1,4 @@
-//! Name, labels and annotations.
+//! Owner, labels and annotations.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +24,7 @@ pub(super) const ISTIO_INJECT: &str = "sidecar.istio.io/inject";
 
 pub(super) fn metadata(inputs: &Inputs<'_>, overhead: i64) -> ObjectMeta {
     let instance = inputs.instance;
-    let name = instance.metadata.name.as_deref().unwrap_or_default();
     ObjectMeta {
-        // The API server keeps 58 characters of it, and refuses more than 253.
-        generate_name: Some(format!("virt-launcher-{}-", names::shortened(name, names::LABEL_LIMIT))),
         labels: Some(labels(instance)),
         annotations: Some(annotations(inputs, overhead)),
         owner_references: Some(vec![Kind::Instance.owner_reference(&instance.metadata)]),

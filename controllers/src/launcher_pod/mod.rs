@@ -7,6 +7,7 @@ mod container;
 mod images;
 mod metadata;
 mod networks;
+mod pod_name;
 mod requirements;
 mod resources;
 mod scheduling;
@@ -35,6 +36,7 @@ pub(crate) use self::images::LauncherImages;
 pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
+pub(crate) use self::pod_name::{Use, pod_names};
 pub(crate) use self::requirements::{required_labels, with_unoffered};
 pub(crate) use self::target::{Target, is_target_of, render_target};
 pub(crate) use self::temporary::render_temporary;
@@ -124,7 +126,7 @@ pub(crate) struct StateMount {
     pub shared: bool,
 }
 
-/// Renders the pod.
+/// Renders the pod, without a name.
 pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
     let instance = inputs.instance;
     let spec = &instance.spec;

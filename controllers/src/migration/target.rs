@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Observed, RENDER_AGAIN, names, options::settings, seconds, state_claim};
 use crate::{
     attachment_pod::{self, Attached},
-    launcher_pod::{self, Inputs, Target},
+    launcher_pod::{self, Inputs, Target, Use},
     resources::{attachments::CachedAttachment, pods::CachedPod},
     runtime::{Decision, Effect, Event, Kind},
     vmi::plugged_volumes,
@@ -105,6 +105,7 @@ fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Deci
         return Ok(());
     }
     let regarding = || Kind::Instance.reference(&vmi.metadata);
+    let uid = observed.migration.metadata.uid.as_deref().unwrap_or_default();
     let target = Target {
         migration: &observed.migration,
         source,
@@ -118,6 +119,7 @@ fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Deci
     match launcher_pod::render_target(&Inputs { state: state.as_ref(), ..inputs(observed, vmi) }, &target) {
         Ok(pod) => decision.push(
             Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?
+                .under(launcher_pod::pod_names(vmi, Use::Migration(uid)))
                 .on_success(Event::normal(
                     observed.regarding(),
                     event::SUCCESSFUL_CREATE,

@@ -63,6 +63,8 @@ pub(crate) struct WriteOptions {
     pub existing_will_do: bool,
     /// Creation: an existing object of the name counts as a refusal with this message.
     pub existing_refuses: Option<String>,
+    /// Creation of a pod: names that are tried in this order. An existing pod with the same controller counts as created.
+    pub names: Vec<String>,
     /// No other effect depends on it: a refusal does not end the decision and is not remembered.
     pub independent: bool,
 }
@@ -379,6 +381,17 @@ impl Effect {
     #[must_use]
     pub(crate) fn unless_exists(self, refusal: String) -> Self {
         self.with(|options| options.existing_refuses = Some(refusal))
+    }
+
+    /// Gives the pod the first of these names that no pod of another controller has. One with the same controller was created by an
+    /// earlier attempt, and counts as created.
+    #[must_use]
+    pub(crate) fn under(mut self, names: Vec<String>) -> Self {
+        if let Self::Create { object, options, .. } = &mut self {
+            object["metadata"]["name"] = json!(names.first());
+            options.names = names;
+        }
+        self
     }
 
     /// Carries on after a refusal, which is not remembered.

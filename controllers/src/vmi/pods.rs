@@ -10,6 +10,7 @@ use api::{
     vsock,
 };
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
 
 use super::{
     Observed, SyncError,
@@ -17,7 +18,7 @@ use super::{
     shows, state,
 };
 use crate::{
-    launcher_pod::{self, Inputs, RenderError, is_target_of},
+    launcher_pod::{self, Inputs, RenderError, Use, is_target_of},
     resources::{pods::CachedPod, vmis::node_name},
     runtime::{Decision, Effect, Event, Kind},
     vm_lease,
@@ -27,6 +28,9 @@ use crate::{
 pub(super) const NO_HINTS: &str = "FailedGatherhingClusterTopologyHints";
 /// Wait for a free context ID.
 const NO_CID_WAIT: Duration = Duration::from_secs(1);
+
+/// Renders a pod of a VMI.
+type Render = fn(&Inputs<'_>) -> Result<Pod, RenderError>;
 
 /// Searches for pods that no watch shows.
 pub(super) fn restorations(observed: &Observed) -> Vec<Effect> {
@@ -44,9 +48,9 @@ pub(super) fn restorations(observed: &Observed) -> Vec<Effect> {
     known.chain(missing).collect()
 }
 
-/// Returns the VMI's own pods and surplus pods. A pod whose creation was not answered in time can appear after another was
-/// created: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the
-/// migration has not ended, and so is the pod that the guest has left until it has ended or its time is over.
+/// Returns the VMI's own pods and surplus pods. A former release could create another one after a creation that was not answered in
+/// time: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the migration has
+/// not ended, and so is the pod that the guest has left until it has ended or its time is over.
 pub(super) fn split_surplus(observed: &Observed) -> (Vec<&CachedPod>, Vec<&CachedPod>) {
     let (instance, pods) = (&observed.instance, &observed.pods);
     let status = instance.status.as_ref();
@@ -229,13 +233,13 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
         return Ok(Some(SyncError { reason: vm_lease::OPERATION.to_owned(), message: vm_lease::awaited(lease) }));
     }
     let state = state::provide(observed, decision)?;
-    let render = match data_volumes::gate(observed) {
+    let (render, of): (Render, Use<'_>) = match data_volumes::gate(observed) {
         Gate::Missing(claim) => return Ok(Some(missing_claim(observed, claim, decision))),
         Gate::Orphaned(volume) => return Ok(Some(missing_data_volume(observed, volume, decision))),
         Gate::Waits(_) | Gate::Failed(_) => return Ok(None),
         _ if !observed.temporary.is_empty() => return Ok(None),
-        Gate::AwaitsConsumer(_) => launcher_pod::render_temporary,
-        Gate::Open => launcher_pod::render,
+        Gate::AwaitsConsumer(_) => (launcher_pod::render_temporary, Use::Binding),
+        Gate::Open => (launcher_pod::render, Use::Start),
     };
     let state = match state {
         state::Gate::Open(state) => state,
@@ -258,7 +262,8 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
     };
     let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
     if !decision.must_wait(failure, event::FAILED_CREATE, observed.now) {
-        decision.push(Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?.reported(
+        let creation = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?;
+        decision.push(creation.under(launcher_pod::pod_names(instance, of)).reported(
             regarding(),
             (event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"),
             (event::FAILED_CREATE, "Error creating pod: {error}"),

@@ -10,6 +10,11 @@ fn admitted_migration_gets_a_pod() {
     let pod = created_pod(&decided(&waiting, Some(&idle), &only)).unwrap();
     assert_eq!(pod["metadata"]["labels"]["kubevirt.io/migrationJobUID"], "g");
     assert_eq!(pod["metadata"]["annotations"]["kubevirt.io/migrationJobName"], "mig");
+    for (uid, is_same) in [("g", true), ("other", false)] {
+        let migration = migration("Pending", &json!({"metadata": {"uid": uid}}));
+        let again = created_pod(&decided(&migration, Some(&idle), &only)).unwrap();
+        assert_eq!(again["metadata"]["name"] == pod["metadata"]["name"], is_same, "{uid}");
+    }
     let refused = |message: &str| Failure {
         reason: event::FAILED_CREATE,
         message: message.to_owned(),

@@ -1,13 +1,14 @@
 //! Carries effects out: the one place that writes to the API server.
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
-//! searches for pods that no watch shows, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
+//! searches for pods that no watch shows, `existing.rs` reads a pod whose name is taken, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
 //! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone, `snapshots.rs` reads the content of
 //! snapshots and freezes guests, `users.rs` finds the pods that use a
 //! claim.
 
 mod data_volumes;
 mod errors;
+mod existing;
 mod image_volumes;
 mod restore;
 mod snapshots;
@@ -32,8 +33,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use self::errors::{WriteError, classify, exists, not_created, without_generated_name};
 pub(crate) use self::users::ClaimUser;
+use self::{
+    errors::{WriteError, classify, exists, not_created, without_generated_name},
+    existing::Existing,
+};
 use super::{
     DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
     metrics::Metrics, recorder::Recorder,
@@ -292,6 +296,31 @@ impl Executor {
         Ok(Some(answer))
     }
 
+    /// Creates a pod under the first of its names that no pod of another controller has.
+    async fn create_pod(
+        &self,
+        namespace: Option<&str>,
+        pod: &Value,
+        options: &WriteOptions,
+    ) -> Result<Option<Value>, WriteError> {
+        let mut pod = pod.clone();
+        for name in &options.names {
+            pod["metadata"]["name"] = json!(name);
+            match self.create_prepared(Kind::Pod, namespace, &pod, options).await {
+                Err(WriteError::Stale) => match self.existing(namespace, name, &pod).await? {
+                    Existing::Own(existing) => {
+                        self.answers.written(Kind::Pod, existing.clone());
+                        return Ok(Some(existing));
+                    }
+                    Existing::Foreign => {}
+                    Existing::Nothing => return Err(WriteError::Stale),
+                },
+                result => return result,
+            }
+        }
+        Err(WriteError::Refused(format!("pods of others have the names {}", options.names.join(", "))))
+    }
+
     /// Creates an object after others were read for it, unless leadership was lost meanwhile.
     async fn create_prepared(
         &self,
@@ -337,6 +366,9 @@ impl Executor {
                 self.read_claim_warning(namespace, claim, uid).await.map(|()| None)
             }
             Effect::ReadUsers { namespace, claim, uid } => self.read_users(namespace, claim, uid).await.map(|()| None),
+            Effect::Create { namespace, object, options, .. } if !options.names.is_empty() => {
+                self.create_pod(namespace.as_deref(), object, options).await
+            }
             Effect::Create { kind, namespace, object, options } => {
                 self.create(*kind, namespace.as_deref(), object, options).await
             }

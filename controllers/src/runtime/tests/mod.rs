@@ -1,6 +1,7 @@
 //! Tests of the runtime over a scripted API server.
 
 mod data_volumes;
+mod pods;
 mod snapshots;
 
 use std::{

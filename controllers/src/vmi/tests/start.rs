@@ -10,6 +10,28 @@ fn new_vmi_gets_its_pod_and_nothing_else_is_written() {
 }
 
 #[test]
+fn pod_gets_the_same_names_at_each_attempt() {
+    let names = |change: &Value| {
+        let decision = decided(&vmi(change), &[]);
+        let [Effect::Create { kind: Kind::Pod, object, options, .. }] = decision.effects.as_slice() else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(object["metadata"]["name"], options.names[0]);
+        assert_eq!(object["metadata"]["generateName"], Value::Null);
+        options.names.clone()
+    };
+    let first = names(&json!({}));
+    assert!(first.len() > 1 && first.iter().all(|name| name.starts_with("virt-launcher-m-")), "{first:?}");
+    for (change, is_same) in [
+        (json!({"metadata": {"labels": {"a": "b"}}, "spec": {"hostname": "h"}}), true),
+        // The pod of the former VMI may still be there.
+        (json!({"metadata": {"uid": "other"}}), false),
+    ] {
+        assert_eq!(names(&change) == first, is_same, "{change}");
+    }
+}
+
+#[test]
 fn vmi_that_was_created_while_an_operation_began_gets_its_pod_after_it() {
     let lease = json!({"operation": "Restore", "name": "r", "uid": "restore-uid"});
     let held: OperationLease = serde_json::from_value(lease).unwrap();

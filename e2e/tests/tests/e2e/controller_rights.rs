@@ -247,7 +247,8 @@ fn virt_controller_creates_and_deletes_launcher_pods_only() {
         let pods = format!("/api/v1/namespaces/{}/pods", s.namespace);
 
         let launcher_name = launcher["metadata"]["name"].as_str().context("a pod without name")?.to_owned();
-        let original = copy(&launcher);
+        let mut original = copy(&launcher);
+        original["metadata"]["generateName"] = json!("virt-launcher-box-");
         let answer = send(s, &Method::POST, &format!("{pods}?dryRun=All"), &original).await?;
         ensure!(answer.is_none(), "a launcher pod is refused: {answer:?}");
         // As it is scheduled while a claim waits for its first consumer.

@@ -172,6 +172,47 @@ fn cve_2025_64435_pod_of_a_tenant_is_never_used_as_launcher() {
 }
 
 #[test]
+fn pod_of_a_tenant_with_the_name_of_a_launcher_keeps_it() {
+    story("taken-name", async |s| {
+        s.apply(
+            "{apiVersion: v1, kind: ResourceQuota, metadata: {name: little}, spec: {hard: {requests.memory: 8Mi}}}",
+        )
+        .await?;
+        let is_in_force = |quota: &Value| quota["status"]["hard"]["requests.memory"] == "8Mi";
+        s.wait("ResourceQuota", "little", "be in force", TIMEOUT, is_in_force).await?;
+        become_tenant(s).await?;
+        s.apply(&manifests::kernel_vmi("box")).await?;
+        let refused = |vmi: &Value| refusal(vmi).is_some_and(|message| message.contains("exceeded quota"));
+        let vmi = s.wait("vmi", "box", "report the quota", TIMEOUT, refused).await?;
+        // pods "virt-launcher-box-..." is forbidden
+        let message = refusal(&vmi).unwrap_or_default();
+        let name = message.split('"').nth(1).filter(|name| name.starts_with("virt-launcher-box-"));
+        let name = name.with_context(|| format!("no name in {message:?}"))?;
+
+        let mut taken = stranger(name, &json!({}));
+        taken["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": "4Mi"}});
+        let (code, answer) = as_tenant(s, &Method::POST, &pods(s), &taken).await?;
+        ensure!(code == 200, "{code} {answer}");
+        s.delete("ResourceQuota", "little").await?;
+        s.wait_running("box").await?;
+        let launcher = s.launcher_pod("box").await?;
+        let own = launcher["metadata"]["name"].as_str().context("pod without name")?;
+        ensure!(own != name && own.starts_with("virt-launcher-box-"), "the launcher is {own}");
+        runs_in(s, "box", &launcher).await?;
+        let stranger = s.get("Pod", name).await?;
+        let metadata = &stranger["metadata"];
+        ensure!(metadata["deletionTimestamp"].is_null() && metadata["ownerReferences"].is_null(), "{metadata}");
+        Ok(())
+    });
+}
+
+/// Returns why a VMI has no pod.
+fn refusal(vmi: &Value) -> Option<&str> {
+    let conditions = vmi["status"]["conditions"].as_array()?;
+    conditions.iter().find(|known| known["type"] == "Synchronized")?["message"].as_str()
+}
+
+#[test]
 fn launcher_is_found_among_many_pods_with_its_label() {
     story("strangers", async |s| {
         s.apply(&manifests::kernel_vmi("box")).await?;

@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// kubelet's socket in its directory, and the directory below kubelet's own.
 const SOCKET: &str = "kubelet.sock";
 const DIRECTORY: &str = "pod-resources";
-/// Length to which the API server cuts the beginning of a generated name, and of the random text that it appends.
+/// Most characters of the name of a launcher pod before its suffix, and the length of the suffix. Former releases let the API server append it.
 const GENERATED: (usize, usize) = (58, 5);
 /// Container of the domain.
 const COMPUTE: &str = "compute";
