@@ -31,7 +31,7 @@ use super::{
 
 /// Objects on a page of a list. An object can have 1.5 MiB, and a page is held as a whole, beside those of other watches.
 const PAGE: u32 = 50;
-/// Objects on a page of a list of metadata.
+/// Objects on a page of a list of metadata. Labels and managed fields alone can have 1.5 MiB, too.
 const METADATA_PAGE: u32 = 50;
 /// Time for the watch to deliver the difference between a cache and the API server. Then the list is repeated.
 const DELIVERY: Duration = Duration::from_secs(2);
