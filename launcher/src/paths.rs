@@ -202,6 +202,11 @@ impl Paths {
         self.libvirt_runtime().join("migration.json")
     }
 
+    /// File with the save of the guest's memory in progress, for a restarted worker.
+    pub fn save_record(&self) -> PathBuf {
+        self.libvirt_runtime().join("save.json")
+    }
+
     /// Socket of a migration's channel. The paths are the same in both pods.
     pub fn migration_channel(&self, channel: protocol::channels::Channel) -> PathBuf {
         self.sockets.join(channel.socket())

@@ -1,5 +1,5 @@
-//! Files with the memory of a guest. A file that was resumed is marked before the guest runs: its disks move on, so no other guest may
-//! start from it.
+//! Files with the memory of a guest. A guest runs again only after its file was emptied, so that a complete one belongs to a guest that
+//! has not run since. A file that is resumed is marked before the guest runs: its disks move on, so no other guest may start from it.
 
 use std::{
     fs::File,
@@ -40,27 +40,64 @@ fn open(path: &Path) -> io::Result<(File, [u8; 16])> {
     Ok((file, begin))
 }
 
-/// Fails for a file from which no guest can be started.
-pub(crate) fn check(path: &Path) -> Result<(), SavedMemoryError> {
-    match &open(path)?.1 {
-        SAVED => Ok(()),
-        RESUMED => Err(SavedMemoryError::Resumed),
+fn open_saved(path: &Path) -> Result<File, SavedMemoryError> {
+    match open(path)? {
+        (file, begin) if begin == *SAVED => Ok(file),
+        (_, begin) if begin == *RESUMED => Err(SavedMemoryError::Resumed),
         _ => Err(SavedMemoryError::Incomplete),
     }
 }
 
-/// Marks a file durably as resumed and frees its space. A file that is marked stays so.
-pub(crate) fn consume(path: &Path) -> Result<(), SavedMemoryError> {
-    let (file, begin) = open(path)?;
-    match &begin {
-        SAVED => {
-            file.write_all_at(RESUMED, 0)?;
-            file.sync_all()?;
-        }
-        RESUMED => {}
-        _ => return Err(SavedMemoryError::Incomplete),
+/// Fails for a file from which no guest can be started.
+pub(crate) fn check(path: &Path) -> Result<(), SavedMemoryError> {
+    open_saved(path).map(drop)
+}
+
+/// Fails as [`check`], and writes the file to its storage: libvirt does not sync the first bytes, which it writes last.
+pub(crate) fn keep(path: &Path) -> Result<(), SavedMemoryError> {
+    Ok(open_saved(path)?.sync_all()?)
+}
+
+/// Empties a file durably.
+pub(crate) fn discard(path: &Path) -> Result<(), SavedMemoryError> {
+    let (file, _) = open(path)?;
+    file.set_len(0)?;
+    Ok(file.sync_all()?)
+}
+
+/// Marks a file durably as resumed. Returns false if it was marked before.
+pub(crate) fn mark(path: &Path) -> Result<bool, SavedMemoryError> {
+    let file = match open_saved(path) {
+        Err(SavedMemoryError::Resumed) => return Ok(false),
+        file => file?,
+    };
+    let marked = begin_with(&file, RESUMED);
+    if marked.is_err() {
+        // The guest will not run.
+        let _ = begin_with(&file, SAVED);
     }
-    Ok(file.set_len(RESUMED.len() as u64)?)
+    Ok(marked.map(|()| true)?)
+}
+
+/// Takes the mark of a file back durably.
+pub(crate) fn unmark(path: &Path) -> Result<(), SavedMemoryError> {
+    match open(path)? {
+        (file, begin) if begin == *RESUMED => Ok(begin_with(&file, SAVED)?),
+        _ => Err(SavedMemoryError::Incomplete),
+    }
+}
+
+/// Frees the space of a file that is marked. The mark stays.
+pub(crate) fn free(path: &Path) -> Result<(), SavedMemoryError> {
+    match open(path)? {
+        (file, begin) if begin == *RESUMED => Ok(file.set_len(RESUMED.len() as u64)?),
+        _ => Err(SavedMemoryError::Incomplete),
+    }
+}
+
+fn begin_with(file: &File, begin: &[u8; 16]) -> io::Result<()> {
+    file.write_all_at(begin, 0)?;
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -70,17 +107,32 @@ mod tests {
     #[test]
     fn a_file_is_resumed_once() {
         let path = std::env::temp_dir().join(format!("saved-memory-{}", std::process::id()));
-        std::fs::write(&path, [SAVED.as_slice(), &[7; 100]].concat()).unwrap();
+        let saved = [SAVED.as_slice(), &[7; 100]].concat();
+        std::fs::write(&path, &saved).unwrap();
         check(&path).unwrap();
-        consume(&path).unwrap();
+        keep(&path).unwrap();
+        assert!(matches!(free(&path), Err(SavedMemoryError::Incomplete)), "it is not marked");
+        assert!(matches!(unmark(&path), Err(SavedMemoryError::Incomplete)), "it is not marked");
+        assert!(mark(&path).unwrap());
         assert!(matches!(check(&path), Err(SavedMemoryError::Resumed)));
-        consume(&path).unwrap();
+        assert!(matches!(keep(&path), Err(SavedMemoryError::Resumed)));
+        assert!(!mark(&path).unwrap(), "a later worker");
+        unmark(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), saved);
+        assert!(mark(&path).unwrap());
+        free(&path).unwrap();
+        assert!(!mark(&path).unwrap());
         assert_eq!(std::fs::read(&path).unwrap(), RESUMED);
         for content in ["", "short", "LibvirtQemudPart and more"] {
             std::fs::write(&path, content).unwrap();
-            assert!(matches!(check(&path), Err(SavedMemoryError::Incomplete)), "{content}");
-            assert!(matches!(consume(&path), Err(SavedMemoryError::Incomplete)), "{content}");
+            let uses: [fn(&Path) -> Result<(), SavedMemoryError>; 5] =
+                [check, keep, unmark, free, |path| mark(path).map(drop)];
+            for used in uses {
+                assert!(matches!(used(&path), Err(SavedMemoryError::Incomplete)), "{content}");
+            }
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+            discard(&path).unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
         }
         std::fs::remove_file(&path).unwrap();
         assert!(matches!(check(&path), Err(SavedMemoryError::File(_))));

@@ -148,6 +148,8 @@ mod tests {
             // The worker was restarted.
             ("Saving", (Shutoff, "saved"), None, None, "Saved"),
             ("Saving", (Shutoff, "crashed"), Some(file(true, "ended")), None, "SaveFailed"),
+            // The file was not written to its storage.
+            ("Saving", (Shutoff, "failed"), Some(file(true, "input/output error")), None, "SaveFailed"),
             ("Restoring", (Paused, "migration"), None, None, "Restoring"),
             ("Restoring", (Running, "unpaused"), None, Some(file(true, "")), "Restored"),
             ("Restored", (Shutoff, "saved"), None, Some(file(true, "")), "Restored"),

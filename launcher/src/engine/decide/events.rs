@@ -109,7 +109,7 @@ impl State {
         self.settle();
     }
 
-    /// Gives the end of the domain to the job in the slot. Returns true if it is not the end of the VMI.
+    /// Gives the end of the domain to the job in the slot. Returns true if the job publishes it, or the VMI has not ended.
     fn is_kept(&mut self, reason: &'static str) -> bool {
         let is_kept = self.job.as_ref().is_some_and(|job| job.keeps_end());
         self.pass_to_slot(JobInput::Gone(reason));

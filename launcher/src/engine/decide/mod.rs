@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use self::sync::NextSync;
 use super::{
-    jobs::{Job, migration_source::MigrationSource, migration_target::MigrationTarget},
+    jobs::{Job, migration_source::MigrationSource, migration_target::MigrationTarget, save::MemorySave},
     model::{
-        Base, ChannelMode, Effect, Input, JobInput, JobName, MigrationEnd, MigrationRecord, Next, RequestError, Stage,
+        Base, ChannelMode, Effect, Input, JobInput, JobName, MigrationEnd, MigrationRecord, Next, RequestError,
+        SaveRecord, Stage,
     },
 };
 
@@ -56,8 +57,8 @@ impl State {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Begin { adopting, start_daemon, simulate_crash, migration } => {
-                self.on_begin(adopting, start_daemon, simulate_crash, migration.as_deref());
+            Input::Begin { adopting, start_daemon, simulate_crash, migration, save } => {
+                self.on_begin(adopting, start_daemon, simulate_crash, migration.as_deref(), save.as_ref());
             }
             Input::Request(id, request) => self.on_request(id, request),
             Input::Timer => self.on_timer(),
@@ -83,6 +84,7 @@ impl State {
         start_daemon: bool,
         simulate_crash: bool,
         migration: Option<&MigrationRecord>,
+        save: Option<&SaveRecord>,
     ) {
         if simulate_crash {
             // Report it to virt-handler first: in a pod that is kept after a failure nothing else shows it.
@@ -95,6 +97,10 @@ impl State {
         }
         if let Some(record) = migration {
             self.adopt_migration(record);
+        }
+        if let Some(record) = save.filter(|_| self.base.stage != Stage::Ended && self.job.is_none()) {
+            tracing::info!(record.volume, record.file, "adopting a save of the guest's memory");
+            self.job = MemorySave::adopted(&mut self.base, record).map(Job::from);
         }
         if start_daemon {
             self.base.effects.push(Effect::StartDaemon { cache: None, request: None });

@@ -8,9 +8,11 @@ use std::{
 
 use tracing::Instrument;
 
-use super::{Driver, crash, departure::Departure, prepare::Preparation};
+use super::{Driver, crash, departure::Departure, prepare::Preparation, records};
 use crate::{
-    engine::model::{ChannelMode, DomainCall, Effect, GuestCall, Input, JobInput, JobName, RequestError, Wanted, Work},
+    engine::model::{
+        ChannelMode, DomainCall, Effect, GuestCall, Input, JobInput, JobName, RequestError, SaveRecord, Wanted, Work,
+    },
     hypervisor::{Call, Domain, HypervisorError, MigrateCall},
     saved_memory::{self, SavedMemoryError},
 };
@@ -144,9 +146,23 @@ impl Driver {
                     JobInput::Released(result.map_err(|error| error.to_string()))
                 });
             }
-            Work::ConsumeMemory(path) => {
-                let consumed = blocking(move || saved_memory::consume(&path));
-                self.spawn_work(job, async move { JobInput::MemoryConsumed(consumed.await) });
+            Work::RecordSave(record) => self.record_save(job, record.as_ref()),
+            Work::KeepMemory(path) => self.spawn_file(job, move || saved_memory::keep(&path), JobInput::MemoryKept),
+            Work::DiscardMemory(path) => {
+                self.spawn_file(job, move || saved_memory::discard(&path), JobInput::MemoryDiscarded);
+            }
+            Work::MarkMemory(path) => self.spawn_file(job, move || saved_memory::mark(&path), JobInput::MemoryMarked),
+            Work::UnmarkMemory(path) => {
+                self.spawn_file(job, move || saved_memory::unmark(&path), JobInput::MemoryUnmarked);
+            }
+            Work::FreeMemory(path) => {
+                let freed = blocking(move || saved_memory::free(&path));
+                self.spawn(async move {
+                    if let Err(error) = freed.await {
+                        tracing::warn!(error, "cannot free the space of the saved memory");
+                    }
+                    Finished::Nothing
+                });
             }
             Work::AwaitDeparture => {
                 let name = self.state.base.domain_name();
@@ -164,6 +180,20 @@ impl Driver {
                     }
                 });
             }
+        }
+    }
+
+    /// Writes or removes the record of a save of the guest's memory.
+    fn record_save(&mut self, job: JobName, record: Option<&SaveRecord>) {
+        let path = self.pod.paths.save_record();
+        match record {
+            Some(record) => {
+                let result = records::write(&path, record).map_err(|error| error.to_string());
+                self.results.push_back(Input::Job(job, JobInput::SaveRecorded(result)));
+            }
+            None => records::remove(&path).unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot remove the record of the save of the guest's memory");
+            }),
         }
     }
 
@@ -283,6 +313,17 @@ impl Driver {
             call.await.unwrap_or_else(log);
             Finished::Nothing
         });
+    }
+
+    /// Starts work on a file whose result is an input of the job.
+    fn spawn_file<T: Send + 'static>(
+        &mut self,
+        job: JobName,
+        work: impl FnOnce() -> Result<T, SavedMemoryError> + Send + 'static,
+        input: fn(Result<T, String>) -> JobInput,
+    ) {
+        let result = blocking(work);
+        self.spawn_work(job, async move { input(result.await) });
     }
 
     fn spawn_work(&mut self, job: JobName, work: impl Future<Output = JobInput> + Send + 'static) {

@@ -1,15 +1,9 @@
-//! The record of the last migration, which a restarted worker reads, and the parameters of libvirt's call.
-
-use std::{
-    io::{Read, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+//! The record of the last migration, and the parameters of libvirt's call.
 
 use api::VirtualMachineInstance;
 use protocol::{MigrateRequest, channels::Channel};
 
-use super::Driver;
+use super::{Driver, records};
 use crate::{
     domain::{pinning::Pinning, pinning_of_target},
     engine::model::{ChannelMode, MigrationRecord, moved_disks},
@@ -17,31 +11,10 @@ use crate::{
     paths::Paths,
 };
 
-/// Limit of a record, in bytes.
-const RECORD_LIMIT: u64 = 64 * 1024;
-
-/// Reads the record of a former worker.
-pub(super) fn read(path: &Path) -> Option<MigrationRecord> {
-    let mut text = Vec::new();
-    let file = std::fs::File::open(path).ok()?;
-    file.take(RECORD_LIMIT).read_to_end(&mut text).ok()?;
-    serde_json::from_slice(&text)
-        .inspect_err(|error| tracing::error!(%error, path = %path.display(), "cannot read the record of a migration"))
-        .ok()
-}
-
-/// Writes the record, which replaces the former one at once.
-fn write(path: &Path, record: &MigrationRecord) -> std::io::Result<()> {
-    let staging = path.with_extension("staging");
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&staging)?;
-    file.write_all(&serde_json::to_vec(record)?)?;
-    std::fs::rename(staging, path)
-}
-
 impl Driver {
     /// Writes the record of a migration and passes channels on.
     pub(super) fn save_migration(&self, record: &MigrationRecord, mode: ChannelMode) -> std::io::Result<()> {
-        let written = write(&self.pod.paths.migration_record(), record);
+        let written = records::write(&self.pod.paths.migration_record(), record);
         self.channels.open(mode)?;
         written
     }

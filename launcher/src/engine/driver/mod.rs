@@ -1,7 +1,8 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
 //! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials,
-//! `migration` keeps records of migrations, `departure` ends a QEMU whose guest has left, `crash` reads QEMU's log.
+//! `migration` passes migrations on, `records` keeps what a later worker needs, `departure` ends a QEMU whose guest has left,
+//! `crash` reads QEMU's log.
 
 mod crash;
 mod departure;
@@ -11,6 +12,9 @@ mod migration;
 #[cfg(test)]
 mod migration_tests;
 mod prepare;
+mod records;
+#[cfg(test)]
+mod save_tests;
 mod services;
 #[cfg(test)]
 mod tests;
@@ -177,10 +181,12 @@ impl Driver {
     fn begin(&self) -> Input {
         let Pod { paths, args, host_devices, .. } = &*self.pod;
         let adopting = paths.domain(&args.uid).exists();
-        let migration = migration::read(&paths.migration_record()).map(Box::new);
+        let migration = records::read(&paths.migration_record()).map(Box::new);
+        let save = records::read(&paths.save_record());
         let must_wait =
             args.await_limits || host_devices.has_pci() || (paths.dev.join("kvm").exists() && !kvm_usable(&paths.dev));
-        Input::Begin { adopting, start_daemon: adopting || !must_wait, simulate_crash: args.simulate_crash, migration }
+        let (start_daemon, simulate_crash) = (adopting || !must_wait, args.simulate_crash);
+        Input::Begin { adopting, start_daemon, simulate_crash, migration, save }
     }
 
     /// Waits for the next input. Domain events come before results, and results before requests.

@@ -280,7 +280,7 @@ async fn a_start_takes_the_volumes_that_the_pod_has() {
 }
 
 /// Lets all tasks run until none is ready.
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

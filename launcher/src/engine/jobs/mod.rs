@@ -7,14 +7,17 @@
 macro_rules! results_of {
     ($($job:ident)*) => { $(results_of!(@$job))|* };
     (@start) => {
-        JobInput::Defined(_) | JobInput::TagsWritten(_) | JobInput::Created(_) | JobInput::MemoryConsumed(_)
+        JobInput::Defined(_) | JobInput::TagsWritten(_) | JobInput::Created(_) | JobInput::MemoryMarked(_)
+            | JobInput::MemoryUnmarked(_)
     };
     (@sync) => {
         JobInput::Compared { .. } | JobInput::DiskGrown(_) | JobInput::VcpusPlugged(_) | JobInput::DeviceChanged(_)
     };
     (@shutdown) => { JobInput::ShutdownRequested(_) };
     (@dump) => { JobInput::MemoryDumped(_) };
-    (@save) => { JobInput::MemorySaved(_) };
+    (@save) => {
+        JobInput::SaveRecorded(_) | JobInput::MemorySaved(_) | JobInput::MemoryKept(_) | JobInput::MemoryDiscarded(_)
+    };
     (@source) => {
         JobInput::Migrated(_) | JobInput::Departed(_) | JobInput::ProgressRead(_) | JobInput::MigrationAborted(_)
             | JobInput::PostCopyStarted(_) | JobInput::Released(_)
@@ -44,10 +47,12 @@ use crate::hypervisor::HypervisorError;
 
 /// Time limit of a wait for libvirt's daemon.
 const DAEMON_DEADLINE: Duration = Duration::from_secs(60);
-/// Pause between attempts of a migration, and interval of reads of its progress.
+/// Pause between attempts of a migration or to end a save, and interval of reads of a migration's progress.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// libvirt's error (VIR_ERR_OPERATION_TIMEOUT) of a call that has waited for another job of the domain.
 const OPERATION_TIMEOUT: u32 = 68;
+/// libvirt's error (VIR_ERR_OPERATION_INVALID) of a call that it has not begun: the domain does not run.
+const OPERATION_INVALID: u32 = 55;
 /// Limit of requests that wait for a job.
 pub(crate) const WAITING: usize = 16;
 /// Failure of an aborted migration.
@@ -86,7 +91,7 @@ pub(crate) trait Steps {
     fn check_sync(&self) -> Result<(), RequestError> {
         Ok(())
     }
-    /// Reports that the end of the domain is not that of the VMI: the guest may run elsewhere.
+    /// Reports that the job publishes the end of the domain: the guest may run elsewhere.
     fn keeps_end(&self) -> bool {
         false
     }

@@ -2,7 +2,8 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use protocol::{AccessCredentials, GuestPanic, MigrateRequest};
+use protocol::{AccessCredentials, GuestPanic, MemoryFile, MigrateRequest};
+use serde::{Deserialize, Serialize};
 
 use super::{
     migration::MigrationRecord,
@@ -28,6 +29,8 @@ pub(crate) enum Input {
         simulate_crash: bool,
         /// The last migration of a former worker.
         migration: Option<Box<MigrationRecord>>,
+        /// The save of the memory that a former worker began.
+        save: Option<SaveRecord>,
     },
     Request(RequestId, Request),
     /// A time that the state names has come.
@@ -99,9 +102,14 @@ pub(crate) enum JobInput {
     VcpusPlugged(Result<(), HypervisorError>),
     DeviceChanged(Result<(), HypervisorError>),
     MemoryDumped(Result<(), HypervisorError>),
+    /// Result of [`Work::RecordSave`] with a record.
+    SaveRecorded(Result<(), String>),
     MemorySaved(Result<(), HypervisorError>),
-    /// Result of [`Work::ConsumeMemory`].
-    MemoryConsumed(Result<(), String>),
+    MemoryKept(Result<(), String>),
+    MemoryDiscarded(Result<(), String>),
+    /// Result of [`Work::MarkMemory`]: false if the file was marked before.
+    MemoryMarked(Result<bool, String>),
+    MemoryUnmarked(Result<(), String>),
     ShutdownRequested(Result<(), HypervisorError>),
     MigrationOpened(Result<(), RequestError>),
     Migrated(Result<(), HypervisorError>),
@@ -114,6 +122,21 @@ pub(crate) enum JobInput {
     Resumed(Result<(), HypervisorError>),
     /// Result of [`Work::Release`]: false if the target has no domain.
     Released(Result<bool, String>),
+}
+
+/// The file to which the memory of a guest is saved, as a restarted worker finds it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(crate) struct SaveRecord {
+    pub(crate) volume: String,
+    /// Its name in the claim.
+    pub(crate) file: String,
+}
+
+impl SaveRecord {
+    /// Returns the report of a save that has not ended.
+    pub(crate) fn report(&self) -> MemoryFile {
+        MemoryFile { volume: self.volume.clone(), file: self.file.clone(), ..MemoryFile::default() }
+    }
 }
 
 /// Call for an action on the guest.
@@ -179,8 +202,18 @@ pub(crate) enum Work {
     Compare(Arc<Wanted>),
     /// Write the record of a migration and open its channels.
     OpenMigration(Box<MigrationRecord>, ChannelMode),
+    /// Write the record of a save of the memory, or remove it without result.
+    RecordSave(Option<SaveRecord>),
+    /// Fail unless this file holds the whole memory of a guest, and write it to its storage.
+    KeepMemory(PathBuf),
+    /// Empty the file for the memory of a guest that goes on.
+    DiscardMemory(PathBuf),
     /// Mark the memory in this file as resumed.
-    ConsumeMemory(PathBuf),
+    MarkMemory(PathBuf),
+    /// Take the mark back.
+    UnmarkMemory(PathBuf),
+    /// Free the space of memory that is marked. Without result.
+    FreeMemory(PathBuf),
     /// Wait until libvirt has decided that the guest has left, and end QEMU. Without result once the channels are closed.
     AwaitDeparture,
     /// Report the end of the domain to the target, and record in the claim of its state that the guest has left.

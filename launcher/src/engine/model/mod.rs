@@ -11,7 +11,7 @@ mod request;
 
 pub(crate) use self::{
     base::{Base, Link, Looking, Next, Stage, daemon_is_late, disconnected},
-    effect::{DomainCall, Effect, GuestCall, Input, JobInput, Work},
+    effect::{DomainCall, Effect, GuestCall, Input, JobInput, SaveRecord, Work},
     migration::{MigrationEnd, MigrationRecord, copied_disks, moved_disks},
     publish::{is_apart, is_over, may_be_silent, not_released, noun, pluggable, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},

@@ -52,7 +52,7 @@ impl Table {
         };
         let now = Instant::now();
         let mut table = Self { state: State::new(Base::new(&args, now)), now, next: 0, answers: Vec::new() };
-        table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false, migration: None });
+        table.take(Input::Begin { adopting, start_daemon: true, simulate_crash: false, migration: None, save: None });
         table.take(Input::DaemonStarted(None, Ok(())));
         table
     }
@@ -65,6 +65,7 @@ impl Table {
             start_daemon: true,
             simulate_crash: false,
             migration: Some(Box::new(record)),
+            save: None,
         });
         table.take(Input::DaemonStarted(None, Ok(())));
         table
@@ -191,7 +192,13 @@ fn name(effect: &Effect) -> &'static str {
             Work::WriteTags(_) => "write tags",
             Work::Compare(_) => "compare",
             Work::OpenMigration(..) => "open migration",
-            Work::ConsumeMemory(_) => "consume",
+            Work::RecordSave(Some(_)) => "record save",
+            Work::RecordSave(None) => "forget save",
+            Work::KeepMemory(_) => "keep memory",
+            Work::DiscardMemory(_) => "discard memory",
+            Work::MarkMemory(_) => "mark memory",
+            Work::UnmarkMemory(_) => "unmark memory",
+            Work::FreeMemory(_) => "free memory",
             Work::AwaitDeparture => "await departure",
             Work::Release { paused: false, .. } => "release",
             Work::Release { paused: true, .. } => "release paused",
@@ -216,9 +223,11 @@ fn name(effect: &Effect) -> &'static str {
             DomainCall::ReadProgress => "read progress",
             DomainCall::AbortMigration => "abort migration",
             DomainCall::SetMaxDowntime(_) => "set downtime",
+            DomainCall::Pause if *job == Some(JobName::MemorySave) => "pause for save",
             DomainCall::Pause => "pause for copy",
             DomainCall::Resume if *job == Some(JobName::Sync) => "resume after error",
             DomainCall::Resume if *job == Some(JobName::Start) => "run restored guest",
+            DomainCall::Resume if *job == Some(JobName::MemorySave) => "run unsaved guest",
             DomainCall::Resume => "run after migration",
             DomainCall::Act(_, GuestCall::Suspend) => "suspend",
             DomainCall::Act(_, GuestCall::Resume) => "resume",

@@ -4,27 +4,28 @@
 //!   first worker:    Preparing -> Connecting -> Serving -> Defining [-> Tagging] -> Creating -> Reading -> done
 //!   later worker:    Adopting -> (a domain runs)  Sync of the running domain
 //!                             -> (none runs)      Preparing -> ...
-//!   saved memory:    ... Creating -> Consuming -> Resuming -> Reading -> done
-//!   later worker:    Settling -> Consuming [-> Resuming] -> Reading -> done
+//!   saved memory:    ... Creating -> Marking -> Resuming -> Reading -> done
+//!                                                  └-> Unmarking -> failed: the guest has not run
+//!   later worker:    Settling -> Marking [-> Resuming] -> Reading -> done
 //! ```
-//! A guest that starts from saved memory runs only after the file was durably marked as resumed: no other guest starts from it. A worker
-//! that finds the domain of a former one first waits until libvirt has restored it.
+//! A guest that starts from saved memory runs only after the file was durably marked as resumed: no other guest starts from it. The mark is
+//! taken back if libvirt had no domain to run. The file stays whole until the guest runs. A worker that finds the domain of a former one
+//! first waits until libvirt has restored it (`restored`).
 //! A worker that may find a former worker's domain looks for it before it prepares or defines anything.
 
-use std::{path::PathBuf, sync::Arc};
+mod restored;
 
-use api::{SavedMemoryPhase, StartStrategy, vmi::status::SavedMemory};
-use protocol::{Lifecycle, MemoryFile};
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
-use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING, is_repeated};
+pub(crate) use self::restored::is_restored;
+use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING};
 use crate::{
     domain::Domain,
     engine::model::{
         Base, DomainCall, JobInput, JobName, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late,
-        waits_for_disk,
     },
-    hypervisor::HypervisorError,
 };
 
 /// Start of the domain.
@@ -69,11 +70,45 @@ enum Step {
     /// Waits until libvirt has restored a domain that a former worker began to start.
     Settling { then: Vec<EndRequest> },
     /// Marks the file with the memory as resumed.
-    Consuming { then: Vec<EndRequest> },
+    Marking { then: Vec<EndRequest> },
     /// Resumes the restored guest.
-    Resuming { then: Vec<EndRequest> },
+    Resuming {
+        then: Vec<EndRequest>,
+        /// This start has marked the file, so that no other has run the guest.
+        is_first: bool,
+    },
+    /// Takes the mark back: the guest has not run, for this reason.
+    Unmarking { then: Vec<EndRequest>, reason: String },
     /// Reads the running domain. Requests to end it follow.
     Reading { then: Vec<EndRequest> },
+}
+
+impl Step {
+    /// Returns the requests to end the domain that follow the step; `None` before QEMU starts.
+    fn requests(&self) -> Option<&Vec<EndRequest>> {
+        match self {
+            Self::Creating { then }
+            | Self::Settling { then }
+            | Self::Marking { then }
+            | Self::Resuming { then, .. }
+            | Self::Unmarking { then, .. }
+            | Self::Reading { then } => Some(then),
+            _ => None,
+        }
+    }
+
+    /// Returns the same to add one.
+    fn requests_mut(&mut self) -> Option<&mut Vec<EndRequest>> {
+        match self {
+            Self::Creating { then }
+            | Self::Settling { then }
+            | Self::Marking { then }
+            | Self::Resuming { then, .. }
+            | Self::Unmarking { then, .. }
+            | Self::Reading { then } => Some(then),
+            _ => None,
+        }
+    }
 }
 
 impl Start {
@@ -86,17 +121,6 @@ impl Start {
             return Self { step: Step::Adopting { until: base.now + DAEMON_DEADLINE }, ..start };
         }
         start.prepare(base)
-    }
-
-    /// Continues to start a guest from saved memory, whose domain exists.
-    pub(crate) fn continued(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
-        let start = Self { requests, wanted, step: Step::Preparing };
-        if base.published.lifecycle() != Lifecycle::Paused {
-            return start.consume(base, Vec::new());
-        }
-        // libvirt answers when it has restored the domain, and the guest stays paused.
-        base.call_for(Self::NAME, DomainCall::Pause);
-        Self { step: Step::Settling { then: Vec::new() }, ..start }
     }
 
     fn prepare(self, base: &mut Base) -> Self {
@@ -177,65 +201,6 @@ impl Start {
         Self { step: Step::Creating { then: Vec::new() }, ..self }
     }
 
-    /// Returns the file with the memory from which the guest is to start. Without a valid name there is none, and the start fails.
-    fn saved_file(&self, base: &Base) -> Option<PathBuf> {
-        saved_memory(&self.wanted).map(|memory| base.volume_file(&memory.claim_name).unwrap_or_default())
-    }
-
-    /// Decides on a QEMU that libvirt has started.
-    fn on_started(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
-        if saved_memory(&self.wanted).is_none() {
-            return self.on_created(base, then);
-        }
-        base.stage = Stage::Live;
-        self.consume(base, then)
-    }
-
-    /// Marks the saved memory as resumed before the guest runs.
-    fn consume(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
-        base.work_for(Self::NAME, Work::ConsumeMemory(self.saved_file(base).unwrap_or_default()));
-        Self { step: Step::Consuming { then }, ..self }
-    }
-
-    fn on_consumed(self, base: &mut Base, then: Vec<EndRequest>, result: Result<(), String>) -> Option<Self> {
-        if let Err(error) = result {
-            let message = format!("cannot mark the saved memory as resumed: {error}");
-            base.on_lost(message.clone());
-            return Self { step: Step::Consuming { then }, ..self }.fail(base, RequestError::retryable(message));
-        }
-        let published = &base.published;
-        // A former worker may have resumed the guest.
-        let runs =
-            published.lifecycle() == Lifecycle::Running || waits_for_disk(published.lifecycle(), &published.reason);
-        if runs || self.wanted.vmi.spec.start_strategy == Some(StartStrategy::Paused) {
-            return Some(self.on_resumed(base, then));
-        }
-        base.call_for(Self::NAME, DomainCall::Resume);
-        Some(Self { step: Step::Resuming { then }, ..self })
-    }
-
-    /// Decides on a restored guest that runs. Its clock has stood still.
-    fn on_resumed(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
-        base.clock_is_late = true;
-        base.published.memory_restore = saved_memory(&self.wanted).map(|memory| MemoryFile {
-            volume: memory.claim_name.clone(),
-            file: memory.file_name.clone(),
-            ended: true,
-            failure: String::new(),
-        });
-        tracing::info!("the guest continues from saved memory");
-        self.on_created(base, then)
-    }
-
-    /// Fails a start from saved memory, which is kept. Another attempt would fail as well, unless libvirt was in the way.
-    fn fail_restored(self, base: &mut Base, error: HypervisorError) -> Option<Self> {
-        if saved_memory(&self.wanted).is_none() || is_repeated(&error) {
-            return self.fail(base, error.into());
-        }
-        let message = format!("cannot resume the guest from saved memory: {error}");
-        self.fail(base, RequestError::Start { message, permanent: true })
-    }
-
     /// Decides on a QEMU that has started.
     fn on_created(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
         base.stage = Stage::Live;
@@ -254,13 +219,11 @@ impl Start {
     }
 
     /// Fails the start. After a failure the definition stays: the next attempt replaces it.
-    fn fail(self, base: &mut Base, error: RequestError) -> Option<Self> {
+    fn fail(mut self, base: &mut Base, error: RequestError) -> Option<Self> {
         let held_reads = self.holds_reads();
         base.fail_sync(self.requests, error);
-        if let Step::Creating { then } | Step::Settling { then } | Step::Consuming { then } | Step::Resuming { then } =
-            self.step
-        {
-            base.act_later(then);
+        if let Some(then) = self.step.requests_mut() {
+            base.act_later(std::mem::take(then));
         }
         // Events during these steps were not followed by a read, and QEMU may have started although the call failed.
         if held_reads {
@@ -293,13 +256,20 @@ impl Steps for Start {
             (step @ Step::Tagging { .. }, JobInput::TagsWritten(Err(error))) => at(step).fail(base, error),
             (Step::Creating { then }, JobInput::Created(Ok(()))) => Some(at(Step::Preparing).on_started(base, then)),
             (step @ Step::Creating { .. }, JobInput::Created(Err(error))) => at(step).fail_restored(base, error),
-            (Step::Settling { then }, JobInput::Paused(Ok(()))) => Some(at(Step::Preparing).consume(base, then)),
-            (Step::Consuming { then }, JobInput::MemoryConsumed(result)) => {
-                at(Step::Preparing).on_consumed(base, then, result)
+            (Step::Settling { then }, JobInput::Paused(Ok(()))) => Some(at(Step::Preparing).mark(base, then)),
+            (step @ Step::Settling { .. }, JobInput::Paused(Err(error))) => at(step).fail(base, error.into()),
+            (Step::Marking { then }, JobInput::MemoryMarked(result)) => {
+                at(Step::Preparing).on_marked(base, then, result)
             }
-            (Step::Resuming { then }, JobInput::Resumed(Ok(()))) => Some(at(Step::Preparing).on_resumed(base, then)),
-            (step @ Step::Settling { .. }, JobInput::Paused(Err(error)))
-            | (step @ Step::Resuming { .. }, JobInput::Resumed(Err(error))) => at(step).fail(base, error.into()),
+            (Step::Resuming { then, .. }, JobInput::Resumed(Ok(()))) => {
+                Some(at(Step::Preparing).on_resumed(base, then))
+            }
+            (Step::Resuming { then, is_first }, JobInput::Resumed(Err(error))) => {
+                at(Step::Preparing).on_not_resumed(base, then, is_first, error)
+            }
+            (Step::Unmarking { then, reason }, JobInput::MemoryUnmarked(result)) => {
+                at(Step::Preparing).on_unmarked(base, then, &reason, result)
+            }
             (Step::Reading { then }, JobInput::Read) => at(Step::Preparing).complete(base, then),
             // Late.
             (
@@ -309,7 +279,8 @@ impl Steps for Start {
                 | JobInput::Defined(_)
                 | JobInput::TagsWritten(_)
                 | JobInput::Created(_)
-                | JobInput::MemoryConsumed(_)
+                | JobInput::MemoryMarked(_)
+                | JobInput::MemoryUnmarked(_)
                 | JobInput::Paused(_)
                 | JobInput::Resumed(_),
             ) => Some(at(step)),
@@ -338,8 +309,9 @@ impl Steps for Start {
             Step::Tagging { .. } => "writing the tags of interfaces",
             Step::Creating { .. } => "starting QEMU",
             Step::Settling { .. } => "waiting for the restored domain",
-            Step::Consuming { .. } => "marking the saved memory as resumed",
+            Step::Marking { .. } => "marking the saved memory as resumed",
             Step::Resuming { .. } => "resuming the guest",
+            Step::Unmarking { .. } => "taking the mark of the saved memory back",
             Step::Reading { .. } => "reading the running domain",
         }
     }
@@ -352,18 +324,8 @@ impl Steps for Start {
     }
 
     fn check_sync(&self) -> Result<(), RequestError> {
-        match &self.step {
-            Step::Creating { then }
-            | Step::Settling { then }
-            | Step::Consuming { then }
-            | Step::Resuming { then }
-            | Step::Reading { then }
-                if !then.is_empty() =>
-            {
-                Err(RequestError::Ending)
-            }
-            _ => Ok(()),
-        }
+        let is_ending = self.step.requests().is_some_and(|then| !then.is_empty());
+        if is_ending { Err(RequestError::Ending) } else { Ok(()) }
     }
 
     /// Answers the requests, unless QEMU has started: the read in progress completes the start.
@@ -378,12 +340,8 @@ impl Steps for Start {
     /// A start during which QEMU may be starting is completed first. One during which the domain of an earlier start was found
     /// running is aborted.
     fn end_domain(mut self, base: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
-        match &mut self.step {
-            Step::Creating { then }
-            | Step::Settling { then }
-            | Step::Consuming { then }
-            | Step::Resuming { then }
-            | Step::Reading { then } => {
+        match self.step.requests_mut() {
+            Some(then) => {
                 if then.len() < WAITING {
                     then.push(request);
                 } else {
@@ -391,11 +349,11 @@ impl Steps for Start {
                 }
                 (Some(self), None)
             }
-            _ if base.stage == Stage::Live => {
+            None if base.stage == Stage::Live => {
                 base.answer_all(self.requests, &Err(RequestError::Ending));
                 (None, Some(request))
             }
-            _ => (Some(self), Some(request)),
+            None => (Some(self), Some(request)),
         }
     }
 
@@ -405,18 +363,9 @@ impl Steps for Start {
             Step::Defining { .. }
                 | Step::Tagging { .. }
                 | Step::Creating { .. }
-                | Step::Consuming { .. }
+                | Step::Marking { .. }
                 | Step::Resuming { .. }
+                | Step::Unmarking { .. }
         )
     }
-}
-
-/// Returns the memory from which the guest of a VMI is to start.
-fn saved_memory(wanted: &Wanted) -> Option<&SavedMemory> {
-    wanted.vmi.status.as_ref()?.hibernation.as_ref().filter(|memory| memory.phase == SavedMemoryPhase::Restoring)
-}
-
-/// Returns true for a domain that is started from saved memory and whose start has not been completed.
-pub(crate) fn is_restored(base: &Base, wanted: &Wanted) -> bool {
-    saved_memory(wanted).is_some() && base.published.memory_restore.is_none()
 }
