@@ -84,6 +84,7 @@ const EXAMPLES: [(&str, Examples); 53] = [
         &[
             ("Start a VM and wait until it is ready", "start my-vm --wait"),
             ("Start a VM with its vCPUs stopped", "start my-vm --paused"),
+            ("Boot a hibernated VM, and remove its saved memory", "start my-vm --discard"),
         ],
     ),
     (

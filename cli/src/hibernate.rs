@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     Connection, Error, failed_while,
-    lifecycle::body,
+    lifecycle::{body, discard},
     object_name,
     wait::{self, Progress, WaitOptions},
 };
@@ -33,14 +33,15 @@ pub(crate) struct Options {
 pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<(), Error> {
     let vm = object_name(&options.vm)?;
     let claim = options.claim.as_deref().map(object_name).transpose()?;
-    let fields = [("claimName", claim.map(|name| json!(name))), ("discard", options.discard.then_some(json!(true)))];
-    let (doing, verb) = if options.discard {
-        ("discarding the saved memory", "discard")
+    let verb = if options.discard {
+        discard(connection, vm, options.dry_run).await?;
+        "discard"
     } else {
-        ("hibernating the VM", "hibernation")
+        let path = connection.path("virtualmachines", vm, "hibernate");
+        let body = body(&[("claimName", claim.map(|name| json!(name)))], options.dry_run);
+        connection.call(Method::PUT, &path, body).await.map_err(failed_while("hibernating the VM"))?;
+        "hibernation"
     };
-    let path = connection.path("virtualmachines", vm, "hibernate");
-    connection.call(Method::PUT, &path, body(&fields, options.dry_run)).await.map_err(failed_while(doing))?;
     if !options.waiting.wait {
         return say!("VM {vm}: {verb} was requested");
     }

@@ -5,7 +5,7 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Connection, Error, Kind, object_name,
+    Connection, Error, Kind, failed_while, object_name,
     running::{self, Goal},
     state::with_start,
     wait::WaitOptions,
@@ -20,6 +20,9 @@ pub(crate) struct StartOptions {
     /// Start the VM paused
     #[arg(long)]
     paused: bool,
+    /// Remove the saved memory of a hibernated VM, and boot instead of resuming
+    #[arg(long, conflicts_with = "paused")]
+    discard: bool,
     #[command(flatten)]
     waiting: WaitOptions,
     /// Check the request without changing anything
@@ -113,8 +116,31 @@ pub(crate) async fn act_on_vm(
 
 pub(crate) async fn start(connection: &Connection, options: &StartOptions) -> Result<(), Error> {
     let body = body(&[("paused", options.paused.then_some(Value::Bool(true)))], options.dry_run);
-    let action = act_on_vm(connection, &options.vm, "start", body, options.dry_run);
+    let action = async {
+        if options.discard {
+            let name = object_name(&options.vm)?;
+            discard(connection, name, options.dry_run).await?;
+            let path = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachines/{name}", connection.namespace);
+            if !options.dry_run && connection.find(&path).await?.is_some_and(|vm| is_kept_running(&vm)) {
+                return say!("VM {name} was scheduled to start");
+            }
+        }
+        act_on_vm(connection, &options.vm, "start", body, options.dry_run).await
+    };
     completed(connection, &options.vm, Goal::Running, &options.waiting, action).await
+}
+
+/// Requests to remove the saved memory of a VM.
+pub(crate) async fn discard(connection: &Connection, vm: &str, dry_run: bool) -> Result<(), Error> {
+    let body = body(&[("discard", Some(json!(true)))], dry_run);
+    let answer = connection.call(Method::PUT, &connection.path("virtualmachines", vm, "hibernate"), body).await;
+    answer.map(drop).map_err(failed_while("discarding the saved memory"))
+}
+
+/// Returns true for a VM that its run strategy starts, so that a request to start it is refused.
+fn is_kept_running(vm: &Value) -> bool {
+    let spec = &vm["spec"];
+    matches!(spec["runStrategy"].as_str(), Some("Always" | "Once")) || spec["running"] == true
 }
 
 /// Carries out an action on a VM, and waits until it has its goal if the user asked for this.
@@ -280,6 +306,23 @@ mod tests {
             };
             assert_eq!(checked.is_ok(), taken, "{words:?}");
         }
+    }
+
+    #[test]
+    fn some_run_strategies_start_a_vm_without_saved_memory() {
+        for (spec, expected) in [
+            (json!({"runStrategy": "Always"}), true),
+            (json!({"runStrategy": "Once"}), true),
+            (json!({"running": true}), true),
+            (json!({"running": false}), false),
+            (json!({"runStrategy": "Manual"}), false),
+            (json!({"runStrategy": "RerunOnFailure"}), false),
+            (json!({"runStrategy": "Halted"}), false),
+        ] {
+            assert_eq!(is_kept_running(&json!({"spec": spec})), expected, "{spec}");
+        }
+        assert!(read(&["start", "a", "--discard", "--wait"]).is_some());
+        assert!(read(&["start", "a", "--discard", "--paused"]).is_none());
     }
 
     #[test]
