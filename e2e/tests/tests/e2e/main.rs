@@ -37,6 +37,7 @@ mod guides;
 mod hanging_mounts;
 mod hibernate;
 mod hibernate_faults;
+mod hibernate_resume_faults;
 mod host;
 mod host_devices;
 mod host_disks;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    kills::{During, GUEST, Has, Process, STOP_DAEMON, Victim, in_guest, migration_rows, run_migrations, silence, uid},
+    kills::{During, GUEST, Has, Process, Victim, in_guest, migration_rows, run_migrations, silence, stop_daemon, uid},
     migration_faults::with_shared_disk,
     moves::{
         CHANGE_MEMORY, MINUTES, begin, console, ended, has_ended, is_long, migrate, slow, two_nodes, vm,
@@ -75,7 +75,7 @@ impl Stuck {
             s.kubectl(&["annotate", "vmim", &migration, "kubevirt.io/migrationPendingPodTimeoutSeconds=15"]).await?;
             s.wait("vmim", &migration, "be stuck", MINUTES, is_stuck).await?;
         } else {
-            target.run(STOP_DAEMON).await?;
+            target.run(&stop_daemon()).await?;
             migration = begin(s, GUEST).await?;
             s.wait("vmim", &migration, "be stuck", MINUTES, is_stuck).await?;
             let [stop, proceed] = ["STOP", "CONT"].map(|sent| signal("virt-handler", "", sent));

@@ -20,7 +20,7 @@ use self::{
 };
 pub(crate) use self::{
     migrations::{During, Has, migration_rows, prepare, run_migrations},
-    processes::{ATTACHMENT_POD, Ends, Holder, Process, STOP_DAEMON, Victim, kill_leader, one_pod, silence},
+    processes::{ATTACHMENT_POD, Ends, Holder, Process, Victim, kill_leader, one_pod, silence, stop_daemon},
 };
 use crate::{live_resize::run, moves::console, rows::chosen};
 
@@ -64,6 +64,17 @@ impl<C: 'static> Row<C> {
     /// Returns true if the guest's own QEMU is killed, or what it needs.
     pub(crate) fn kills_guest(&self) -> bool {
         matches!(self.victim, Source(Qemu | Swtpm))
+    }
+
+    /// Returns true if the state is that of the phase.
+    pub(crate) fn is_held(&self, state: &Value) -> bool {
+        (self.phase.is_held)(state)
+    }
+
+    /// Returns true if the change may leave the phase with the kill: a killed process does not hold it any more. Without its pod, a volume
+    /// that the guest does not have falls back to an earlier phase. Without QEMU the VMI ends.
+    pub(crate) fn may_leave(&self) -> bool {
+        self.phase.holder.is(self.victim) || self.victim == AttachmentPod || self.kills_guest()
     }
 }
 
@@ -117,12 +128,9 @@ pub(crate) trait Faults {
 
     /// Checks the state after the kill.
     fn check(&self, row: Row<Self::Change>, _before: &Value, after: &Value) -> Result<()> {
-        let is_held = (row.phase.is_held)(after);
+        let is_held = row.is_held(after);
         eprintln!("{row}, the change is {}", if is_held { "held" } else { "under way" });
-        // A killed process does not hold the change any more. Without its pod, a volume that the guest does not have falls back to an
-        // earlier phase. Without QEMU the VMI ends.
-        let may_leave = row.phase.holder.is(row.victim) || row.victim == AttachmentPod || row.kills_guest();
-        ensure!(is_held || may_leave, "the kill missed");
+        ensure!(is_held || row.may_leave(), "the kill missed");
         Ok(())
     }
 

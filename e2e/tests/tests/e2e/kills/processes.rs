@@ -64,6 +64,10 @@ pub(crate) enum Holder {
     Libvirtd,
     /// The next libvirtd at the target of the migration is stopped as soon as it has started.
     TargetLibvirtd,
+    /// The next QEMU at the node of the VMI is stopped as soon as it has started.
+    NextQemu,
+    /// virt-handler at the node of the VMI is stopped as soon as the next QEMU has started.
+    VirtHandlerAtQemu,
     /// A quota refuses new pods.
     Quota,
     /// The target of the migration takes no new pods.
@@ -73,10 +77,12 @@ pub(crate) enum Holder {
 impl Holder {
     /// Returns true if the victim does not hold the change any more.
     pub(super) const fn is(self, victim: Victim) -> bool {
-        use Process::{Libvirtd, Node, VirtHandler};
+        use Process::{Libvirtd, Node, Qemu, VirtHandler};
         match self {
-            Self::VirtHandler => matches!(victim, Victim::Source(VirtHandler | Node)),
+            Self::VirtHandler | Self::VirtHandlerAtQemu => matches!(victim, Victim::Source(VirtHandler | Node)),
             Self::Libvirtd => matches!(victim, Victim::Source(Libvirtd)),
+            // Another libvirtd ends a QEMU that was starting.
+            Self::NextQemu => matches!(victim, Victim::Source(Libvirtd | Qemu)),
             _ => false,
         }
     }
@@ -104,7 +110,13 @@ impl<'a> Ends<'a> {
         match holder {
             Holder::Nothing => Ok(()),
             Holder::VirtHandler | Holder::Libvirtd => self.send(holder, "STOP", "").await,
-            Holder::TargetLibvirtd => self.target.run(STOP_DAEMON).await.map(drop),
+            Holder::TargetLibvirtd => self.target.run(&stop_daemon()).await.map(drop),
+            Holder::NextQemu => {
+                self.source.run(&at_next(Process::Qemu.program(), "kill -STOP ${p#/proc/}")).await.map(drop)
+            }
+            Holder::VirtHandlerAtQemu => {
+                self.source.run(&at_next(Process::Qemu.program(), &signal("virt-handler", "", "STOP"))).await.map(drop)
+            }
             Holder::Cordon => s.kubectl(&["cordon", self.target_name]).await.map(drop),
             Holder::Quota => {
                 s.apply("{apiVersion: v1, kind: ResourceQuota, metadata: {name: full}, spec: {hard: {pods: 1}}}")
@@ -120,12 +132,18 @@ impl<'a> Ends<'a> {
         match holder {
             Holder::Nothing => Ok(()),
             // The process that is started instead does not hold it.
-            Holder::VirtHandler | Holder::Libvirtd if killed.is_some_and(|victim| holder.is(victim)) => Ok(()),
+            Holder::VirtHandler | Holder::VirtHandlerAtQemu | Holder::Libvirtd
+                if killed.is_some_and(|victim| holder.is(victim)) =>
+            {
+                Ok(())
+            }
             Holder::VirtHandler | Holder::Libvirtd if killed.is_some() => self.send(holder, "CONT", "").await,
             // It may be gone.
-            Holder::VirtHandler | Holder::Libvirtd | Holder::TargetLibvirtd => {
-                self.send(holder, "CONT", "; true").await
-            }
+            Holder::VirtHandler
+            | Holder::VirtHandlerAtQemu
+            | Holder::Libvirtd
+            | Holder::TargetLibvirtd
+            | Holder::NextQemu => self.send(holder, "CONT", "; true").await,
             Holder::Cordon => self.story.kubectl(&["uncordon", self.target_name]).await.map(drop),
             Holder::Quota => self.story.delete("ResourceQuota", "full").await,
         }
@@ -135,6 +153,7 @@ impl<'a> Ends<'a> {
         let (node, program, cgroup) = match holder {
             Holder::Libvirtd => (self.source, "libvirtd", self.pod.as_str()),
             Holder::TargetLibvirtd => (self.target, "libvirtd", ""),
+            Holder::NextQemu => (self.source, Process::Qemu.program(), ""),
             _ => (self.source, "virt-handler", ""),
         };
         let script = format!("{}{then}", signal(program, cgroup, sent));
@@ -142,7 +161,7 @@ impl<'a> Ends<'a> {
     }
 
     /// Kills the victim. `migration` is the one of the VMI, for a victim of its target.
-    pub(super) async fn kill(&self, victim: Victim, migration: &Value) -> Result<()> {
+    pub(crate) async fn kill(&self, victim: Victim, migration: &Value) -> Result<()> {
         let s = self.story;
         let job = || format!("kubevirt.io/migrationJobUID={}", uid(migration).unwrap_or_default());
         let (node, process) = match victim {
@@ -172,7 +191,7 @@ impl<'a> Ends<'a> {
 
     /// Waits until the QEMU of the source has ended, and kills a process of its launcher pod, which ends soon. Returns true if there
     /// was one.
-    pub(super) async fn kill_after_qemu(&self, victim: Option<Process>) -> Result<bool> {
+    pub(crate) async fn kill_after_qemu(&self, victim: Option<Process>) -> Result<bool> {
         let qemu = living("qemu-system-x86_64", &self.pod);
         let gone = format!("(for i in $(seq 9000); do [ -z \"$({qemu})\" ] && exit; usleep 10000; done; exit 1)");
         // On the node, since the moment is short.
@@ -239,13 +258,23 @@ async fn delete(s: &Story, pod: &Value) -> Result<()> {
     s.wait_gone("Pod", name, TIMEOUT).await
 }
 
-/// Stops the next daemon of libvirt as soon as it has started. It is ready soon: few processes are started for this, outside the
-/// control group of the pod, with precedence over other processes.
-pub(crate) const STOP_DAEMON: &str = "renice -n -20 -p $$ >/dev/null; \
-     for group in cpu/ ''; do echo $$ >/host/sys/fs/cgroup/${group}cgroup.procs && break; done 2>/dev/null; \
-     list() { grep -lsx libvirtd /proc/[0-9]*/comm; }; known=\" $(list | tr '\\n' ' ') \"; \
-     { (for i in $(seq 9000); do for c in $(list); do case \"$known\" in *\" $c \"*) ;; *) \
-       p=${c%/comm}; kill -STOP ${p#/proc/} && exit;; esac; done; usleep 5000; done) </dev/null >/dev/null 2>&1 & }";
+/// Stops the next daemon of libvirt as soon as it has started.
+pub(crate) fn stop_daemon() -> String {
+    at_next("libvirtd", "kill -STOP ${p#/proc/}")
+}
+
+/// Returns a script that runs `then` as soon as the next process of a program has started, which is `$p`. It is ready soon: few processes
+/// are started for this, outside the control group of the pod, with precedence over other processes.
+fn at_next(program: &str, then: &str) -> String {
+    let name: String = program.chars().take(15).collect();
+    format!(
+        "renice -n -20 -p $$ >/dev/null; \
+         for group in cpu/ ''; do echo $$ >/host/sys/fs/cgroup/${{group}}cgroup.procs && break; done 2>/dev/null; \
+         list() {{ grep -lsx {name} /proc/[0-9]*/comm; }}; known=\" $(list | tr '\\n' ' ') \"; \
+         {{ (for i in $(seq 9000); do for c in $(list); do case \"$known\" in *\" $c \"*) ;; *) \
+           p=${{c%/comm}}; {{ {then}; }} && exit;; esac; done; usleep 5000; done) </dev/null >/dev/null 2>&1 & }}"
+    )
+}
 
 /// Returns a script that prints the processes of a program in a pod.
 pub(super) fn living(program: &str, pod: &str) -> String {
