@@ -9,6 +9,7 @@
 mod actions;
 mod changes;
 mod consoles;
+mod hibernation;
 mod imports;
 mod lane;
 mod memory;
@@ -58,8 +59,11 @@ struct Options {
     /// Measure only VMs with kept state and file systems
     #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots"])]
     state: bool,
+    /// Measure only hibernated guests
+    #[arg(long, conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots", "state"])]
+    hibernation: bool,
     /// Measure only thousands of VMIs on nodes that the program KWOK simulates; writes build/bench-scale.json
-    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots", "state"])]
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["reviews", "consoles", "migrations", "imports", "pools", "snapshots", "state", "hibernation"])]
     scale: Option<String>,
     /// Divide the numbers of VMIs of --scale, for a quick check
     #[arg(long, default_value_t = 1, requires = "scale")]
@@ -67,7 +71,7 @@ struct Options {
 }
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 23] = [
+const TARGETS: [(&str, f64); 25] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("delete_less_pod_delete_s", 0.5),
@@ -78,6 +82,8 @@ const TARGETS: [(&str, f64); 23] = [
     ("import_http_over_wget", 1.5),
     ("vm_with_clone_over_claim", 1.5),
     ("snapshot_stall_over_freeze_and_thaw", 1.3),
+    ("hibernate_over_plain_save", 1.3),
+    ("resume_over_start_and_plain_restore", 1.3),
     ("import_pod_rss_mib", 64.0),
     ("outside_qemu_pss_mib", 25.0),
     ("start_with_state_over_without", 1.2),
@@ -137,6 +143,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if options.hibernation {
+        story("hibernation", async |s| hibernation::measure(s, options.rounds, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, options.scale_divisor, &mut figures).await;
@@ -164,6 +176,7 @@ fn main() -> Result<()> {
         state::measure(s, options.rounds, &mut figures).await?;
         imports::measure(s, options.rounds, &mut figures).await?;
         snapshots::measure(s, options.rounds, &mut figures).await?;
+        hibernation::measure(s, options.rounds, &mut figures).await?;
         throughput::measure(s, &mut figures).await?;
         pools::measure(s, &mut figures).await?;
         migration::measure(s, options.rounds, &mut figures).await?;
@@ -196,6 +209,8 @@ fn compare(figures: &mut Figures) {
         ("import_http_over_wget", ratio("import_http_s", "wget_s")),
         ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
         ("snapshot_stall_over_freeze_and_thaw", ratio("snapshot_stall_s", "freeze_and_thaw_stall_s")),
+        ("hibernate_over_plain_save", ratio("hibernate_save_s", "plain_save_s")),
+        ("resume_over_start_and_plain_restore", ratio("resume_s", "start_and_plain_restore_s")),
         ("pool_up_over_replica_set", ratio("pool_up_per_s", "replica_set_up_per_s")),
         ("pool_down_over_replica_set", ratio("pool_down_per_s", "replica_set_down_per_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),

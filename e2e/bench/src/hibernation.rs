@@ -1,0 +1,145 @@
+//! Measures how long a guest's memory takes to a claim and back, against plain `virsh save` and `virsh restore` of the same guest in its
+//! launcher pod. The guest has 192 MiB that cannot be left out as zero.
+//!
+//! A hibernation is measured from the claim in the launcher pod to the record that the VM is hibernated. A resume is a start of the VM, so
+//! that its floor is the cold start of that VM and the plain restore.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, own_cluster, signal};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::{
+    Figures,
+    actions::{act, running, startable},
+    median,
+};
+
+const NAME: &str = "sleeper";
+const MINUTES: Duration = Duration::from_secs(180);
+/// File of the plain save: on the node's disk, as are the claims of the test cluster.
+const FILE: &str = "/var/run/kubevirt-ephemeral-disks/plain.save";
+
+const VM: &str = "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: sleeper}
+spec:
+  runStrategy: Manual
+  template:
+    spec:
+      terminationGracePeriodSeconds: 0
+      domain:
+        memory: {guest: 512Mi}
+        firmware:
+          kernelBoot:
+            kernelArgs: console=ttyS0 quiet
+            container:
+              image: ferrovirt.io/guests/tiny-kernel:devel
+              imagePullPolicy: IfNotPresent
+              kernelPath: /boot/vmlinuz
+              initrdPath: /boot/initrd
+        devices: {}
+";
+
+const FILL: &str = "head -c 201326592 /dev/urandom >/fill && wc -c </fill";
+
+/// Measures both and reports the medians. Does nothing on other clusters than the test cluster, whose default class is for file systems, too.
+pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    if own_cluster()?.is_none() {
+        return Ok(());
+    }
+    s.apply(VM).await?;
+    let measured = measure_all(s, rounds, figures).await;
+    s.delete("vm", NAME).await?;
+    s.wait_gone("vmi", NAME, MINUTES).await?;
+    measured
+}
+
+async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    // The first start pulls the image.
+    act(s, NAME, &["start", NAME], "vmi", running).await?;
+    let mut all: [Vec<f64>; 5] = Default::default();
+    for _ in 0..rounds {
+        stop(s).await?;
+        let start = act(s, NAME, &["start", NAME], "vmi", running).await?;
+        let mut console = s.console(NAME)?;
+        console.login("root", "ferrovirt").await?;
+        fill(&mut console).await?;
+        console.leave().await?;
+        let (save, restore) = plain(s).await?;
+        let hibernate = hibernate(s).await?;
+        let resume = act(s, NAME, &["start", NAME], "vmi", running).await?;
+        let is_over = |vm: &Value| vm["status"]["hibernation"].is_null();
+        s.wait("vm", NAME, "have no saved memory", MINUTES, is_over).await?;
+        for (values, value) in all.iter_mut().zip([save, hibernate, start + restore, resume, restore]) {
+            values.push(value);
+        }
+    }
+    let names = ["plain_save_s", "hibernate_save_s", "start_and_plain_restore_s", "resume_s", "plain_restore_s"];
+    for (name, values) in names.into_iter().zip(&all) {
+        figures.insert(name.into(), median(values).context("no round")?);
+    }
+    Ok(())
+}
+
+async fn stop(s: &Story) -> Result<()> {
+    act(s, NAME, &["stop", NAME], "vm", |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+    startable(s, NAME).await
+}
+
+async fn fill(console: &mut Console) -> Result<()> {
+    let (said, code) = tokio::time::timeout(TIMEOUT, console.run(FILL)).await.context("the guest hangs")??;
+    ensure!(code == 0, "the memory is not filled: {said}");
+    Ok(())
+}
+
+/// Saves and restores the guest by libvirt alone. Returns the seconds of both. The worker is stopped meanwhile: it would end the pod.
+async fn plain(s: &Story) -> Result<(f64, f64)> {
+    let pod = s.launcher_pod(NAME).await?;
+    let field = |name: &str| pod["metadata"][name].as_str().map(str::to_owned).context("pod without name");
+    let (name, uid) = (field("name")?, field("uid")?);
+    let node = s.enter_node(&s.node_of(NAME).await?).await?;
+    let measured = plain_with(s, &node, &name, &uid).await;
+    node.leave().await?;
+    measured
+}
+
+async fn plain_with(s: &Story, node: &Node, pod: &str, uid: &str) -> Result<(f64, f64)> {
+    let [stop, proceed] = ["STOP", "CONT"].map(|sent| signal("virt-launcher", uid, sent));
+    node.run(&stop).await.context("stop the worker")?;
+    let domain = format!("{}_{NAME}", s.namespace);
+    let timed = async {
+        let save = virsh(s, pod, &format!("save {domain} {FILE}")).await?;
+        Ok((save, virsh(s, pod, &format!("restore {FILE}")).await?))
+    };
+    let timed: Result<(f64, f64)> = timed.await;
+    node.run(&proceed).await.context("let the worker go on")?;
+    timed
+}
+
+async fn virsh(s: &Story, pod: &str, command: &str) -> Result<f64> {
+    let uri = "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock";
+    let began = Instant::now();
+    let said = s.exec_in(pod, "compute", &["virsh", "-c", uri, command]).await?;
+    ensure!(said.contains("saved to") || said.contains("restored from"), "{said}");
+    Ok(began.elapsed().as_secs_f64())
+}
+
+/// Hibernates the VM. Returns the seconds from the claim in the launcher pod to the record of the saved guest.
+async fn hibernate(s: &Story) -> Result<f64> {
+    s.virt(&["hibernate", NAME]).await?;
+    let has_claim = |vmi: &Value| {
+        let entries = vmi["status"]["volumeStatus"].as_array();
+        entries.into_iter().flatten().any(|entry| entry["phase"] == "MountedToPod")
+    };
+    s.wait("vmi", NAME, "have the claim", MINUTES, has_claim).await?;
+    let began = Instant::now();
+    s.wait("vm", NAME, "be hibernated", MINUTES, |vm| vm["status"]["hibernation"]["phase"] == "Hibernated").await?;
+    let took = began.elapsed().as_secs_f64();
+    s.wait_gone("vmi", NAME, MINUTES).await?;
+    startable(s, NAME).await?;
+    Ok(took)
+}
