@@ -12,13 +12,12 @@ use axum::{body::Body, response::Response};
 use http::Request;
 use json_patch::Patch;
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use kube::Api;
 use serde_json::json;
 
 use super::{
     common::{
         call::Call,
-        memory_dump::conflict,
+        memory_dump::{self, conflict},
         schema,
         specification::{Answer, Specification, VMS},
         state_change::{NOT_RUNNING, Plan, VmPatch, add_or_replace, test, write},
@@ -26,10 +25,7 @@ use super::{
     },
     memorydump::check_volume,
 };
-use crate::{
-    clients::objects::message,
-    requests::error::{ApiError, Kind},
-};
+use crate::requests::error::ApiError;
 
 pub(super) static SPECIFICATION: Specification = Specification {
     options: Some(schema::options::<HibernateOptions>),
@@ -77,23 +73,10 @@ fn check_vmi(vm: &VirtualMachine, vmi: &VirtualMachineInstance) -> Result<(), Ap
 
 /// Rejects a claim without room for the memory.
 fn check_claim(vmi: &VirtualMachineInstance, claim: &PersistentVolumeClaim) -> Result<(), ApiError> {
-    let name = claim.metadata.name.as_deref().unwrap_or_default();
-    let clash = |message: String| ApiError::conflict(Kind::PersistentVolumeClaim, name, message);
-    let spec = claim.spec.clone().unwrap_or_default();
-    if spec.volume_mode.as_deref() == Some("Block") {
-        return Err(clash("pvc should be filesystem pvc".to_owned()));
-    }
-    let modes = spec.access_modes.unwrap_or_default();
-    if !modes.is_empty() && modes.iter().all(|mode| mode == "ReadOnlyMany") {
-        return Err(clash("pvc access mode can't be read only".to_owned()));
-    }
-    let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
-    let size = requests.get("storage").map(api::quantity::units).transpose();
-    let size = size.map_err(|error| ApiError::Internal(format!("size of pvc {name}: {error}")))?.unwrap_or(0);
     let least = claim_size(guest_memory(vmi).unwrap_or_default());
-    if size < least {
+    if memory_dump::claim_size(claim)? < least {
         let least = api::quantity::bytes(least).0;
-        return Err(clash(format!("pvc must have {least} for the memory of the VM")));
+        return Err(memory_dump::claim_conflict(claim, format!("pvc must have {least} for the memory of the VM")));
     }
     Ok(())
 }
@@ -130,19 +113,11 @@ async fn serve(call: Call<'_>, body: Request<Body>) -> Result<Response, ApiError
         check_vmi(&vm, &vmi)?;
         if !options.claim_name.is_empty() {
             check_volume(&vm, &vmi, &options.claim_name)?;
-            check_claim(&vmi, &claim(call, &options.claim_name).await?)?;
+            check_claim(&vmi, &memory_dump::claim(call, &options.claim_name).await?)?;
         }
         request(&vm, options.claim_name, Time(Timestamp::now()))
     };
     write(call, Plan { vm: Some(VmPatch::Status(patch)), ..Plan::default() }, dry_run).await
-}
-
-async fn claim(call: Call<'_>, name: &str) -> Result<PersistentVolumeClaim, ApiError> {
-    let claims = Api::<PersistentVolumeClaim>::namespaced(call.context.objects.client.clone(), &call.object.namespace);
-    let found = claims.get_opt(name).await;
-    found
-        .map_err(|error| ApiError::Internal(format!("unable to retrieve pvc [{name}]: {}", message(&error))))?
-        .ok_or_else(|| ApiError::not_found(Kind::PersistentVolumeClaim, name))
 }
 
 #[cfg(test)]

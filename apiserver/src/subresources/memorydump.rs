@@ -10,7 +10,7 @@ use api::{
 };
 use axum::{body::Body, response::Response};
 use http::Request;
-use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
     Api,
     api::{ApiResource, DynamicObject},
@@ -19,16 +19,13 @@ use serde_json::Value;
 
 use super::common::{
     call::Call,
-    memory_dump::{conflict, request as dump_request, submit},
+    memory_dump::{self, conflict, request as dump_request, submit},
     schema,
     specification::{Answer, Specification, VMS},
     vmi_checks::check_running,
     volumes::check_gates,
 };
-use crate::{
-    clients::objects::message,
-    requests::error::{ApiError, Kind},
-};
+use crate::{clients::objects::message, requests::error::ApiError};
 
 pub(super) static SPECIFICATION: Specification = Specification {
     options: Some(schema::options::<MemoryDumpOptions>),
@@ -63,26 +60,13 @@ fn claim(vm: &VirtualMachine, options: &MemoryDumpOptions) -> Result<String, Api
 
 /// Rejects a claim that has no room for the dump. `cdi`: CDI's configuration, if there is one.
 fn decide(vmi: &VirtualMachineInstance, claim: &PersistentVolumeClaim, cdi: Option<&Value>) -> Result<(), ApiError> {
-    let name = claim.metadata.name.as_deref().unwrap_or_default();
-    let clash = |message: String| ApiError::conflict(Kind::PersistentVolumeClaim, name, message);
-    let spec = claim.spec.clone().unwrap_or_default();
-    if spec.volume_mode.as_deref() == Some("Block") {
-        return Err(clash("pvc should be filesystem pvc".to_owned()));
-    }
-    let modes = spec.access_modes.unwrap_or_default();
-    if !modes.is_empty() && modes.iter().all(|mode| mode == "ReadOnlyMany") {
-        return Err(clash("pvc access mode can't be read only".to_owned()));
-    }
-    let bytes = |quantity: &Quantity| {
-        api::quantity::units(quantity).map_err(|error| ApiError::Internal(format!("size of pvc {name}: {error}")))
-    };
-    let requests = spec.resources.and_then(|resources| resources.requests).unwrap_or_default();
-    let size = requests.get("storage").map(bytes).transpose()?.unwrap_or(0);
-    let memory = vmi.spec.domain.resources.requests.get("memory").map(bytes).transpose()?.unwrap_or(0);
-    let needed = inflated(memory.saturating_add(DUMP_OVERHEAD), overhead(cdi, spec.storage_class_name.as_deref()));
+    let size = memory_dump::claim_size(claim)?;
+    let memory = memory_dump::claim_bytes(claim, vmi.spec.domain.resources.requests.get("memory"))?;
+    let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
+    let needed = inflated(memory.saturating_add(DUMP_OVERHEAD), overhead(cdi, class));
     if size < needed {
         let (size, needed) = (api::quantity::bytes(size).0, api::quantity::bytes(needed).0);
-        return Err(clash(format!("pvc size [{size}] should be bigger then [{needed}]")));
+        return Err(memory_dump::claim_conflict(claim, format!("pvc size [{size}] should be bigger then [{needed}]")));
     }
     Ok(())
 }
@@ -158,11 +142,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
     let vmi = call.vmi().await?;
     check_running(&vmi, "VMI is not running")?;
     check_volume(&vm, &vmi, &name)?;
-    let claim = Api::<PersistentVolumeClaim>::namespaced(call.context.objects.client.clone(), &call.object.namespace)
-        .get_opt(&name)
-        .await
-        .map_err(|error| ApiError::Internal(format!("unable to retrieve pvc [{name}]: {}", message(&error))))?
-        .ok_or_else(|| ApiError::not_found(Kind::PersistentVolumeClaim, &name))?;
+    let claim = memory_dump::claim(call, &name).await?;
     decide(&vmi, &claim, cdi_config(call).await?.as_ref())?;
     check_request(&vm)?;
     check_lease(&vm)?;
