@@ -228,8 +228,8 @@ bench: benchmark ## Measures starts, memory and API calls; writes build/bench.js
 	$(CLUSTER) run --nodes $(NODES) -- $(RELEASE)/bench
 
 .PHONY: bench-scale
-bench-scale: benchmark ## Measures thousands of VMIs on simulated nodes (about 30 minutes); writes build/bench-scale.json
-	kwok=$$($(CLUSTER) build-kwok) && $(CLUSTER) run -- $(RELEASE)/bench --scale "$$kwok"
+bench-scale: benchmark ## Measures many VMs on simulated nodes (about ten minutes; SCALE has sizes); writes build/bench-scale.json
+	kwok=$$($(CLUSTER) build-kwok) && $(CLUSTER) run -- $(RELEASE)/bench --scale "$$kwok" $(SCALE)
 
 .PHONY: trace-picture
 trace-picture: images guests ## Draws a real start of a VM into docs/images/start.svg

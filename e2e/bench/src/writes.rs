@@ -1,4 +1,5 @@
-//! Calls of Ferrovirt to the API server, from the test cluster's audit log. There are no such figures on another cluster.
+//! Calls to the API server, from the test cluster's audit log: those of Ferrovirt, and writes of everybody. There are no such figures
+//! on another cluster.
 
 use std::{
     collections::BTreeMap,
@@ -33,26 +34,66 @@ impl AuditLog {
         Ok(Self { path, begin })
     }
 
-    /// Returns the completed calls of Ferrovirt's service accounts.
-    fn calls(&self) -> Result<impl Iterator<Item = Value>> {
+    /// Returns the logged calls whose lines contain a text.
+    fn lines_with(&self, text: &str) -> Result<impl Iterator<Item = Value>> {
         let mut file = File::open(&self.path).with_context(|| format!("no audit log at {}", self.path.display()))?;
         file.seek(SeekFrom::Start(self.begin))?;
-        let lines = BufReader::new(file).lines().map_while(Result::ok).filter(|line| line.contains(ACCOUNT));
-        Ok(lines.filter_map(|line| serde_json::from_str(&line).ok()).filter(by_ferrovirt))
+        let lines = BufReader::new(file).lines().map_while(Result::ok).filter(move |line| line.contains(text));
+        Ok(lines.filter_map(|line| serde_json::from_str(&line).ok()))
     }
 
-    /// Returns the number of writes in a namespace, without events.
-    pub(crate) fn writes_in(&self, namespace: &str) -> Result<f64> {
-        let own = |call: &Value| {
-            is_write(call) && call["objectRef"]["namespace"] == namespace && call["objectRef"]["resource"] != "events"
-        };
-        Ok(self.calls()?.filter(own).count() as f64)
+    /// Returns the completed calls of Ferrovirt's service accounts.
+    fn calls(&self) -> Result<impl Iterator<Item = Value>> {
+        Ok(self.lines_with(ACCOUNT)?.filter(by_ferrovirt))
+    }
+
+    /// Counts the writes of everybody in a namespace, or in the whole cluster for an empty name. Prints those of each user as
+    /// `count ÷ divisor`.
+    pub(crate) fn writes(&self, namespace: &str, divisor: f64) -> Result<Writes> {
+        let (mut writes, mut printed) = (Writes::default(), BTreeMap::<String, f64>::new());
+        for call in self.lines_with(namespace)?.filter(is_stored) {
+            if !namespace.is_empty() && call["objectRef"]["namespace"] != namespace {
+                continue;
+            }
+            writes.add(&call);
+            *printed.entry(kind(&call)).or_default() += 1.0;
+        }
+        for (call, count) in printed {
+            println!("  {:8.2} × {call}", count / divisor);
+        }
+        Ok(writes)
     }
 
     /// Returns the number of writes other than leases and heartbeats, and prints them.
     pub(crate) fn writes_at_rest(&self) -> Result<f64> {
         let writes = self.calls()?.filter(|call| is_write(call) && !is_upkeep(call));
         Ok(writes.inspect(|call| println!("  at rest: {}", describe(call))).count() as f64)
+    }
+}
+
+/// Numbers of completed writes.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Writes {
+    /// By Ferrovirt, without Events.
+    pub own: f64,
+    /// Events by Ferrovirt.
+    pub own_events: f64,
+    /// By everybody, without Events.
+    pub all: f64,
+    /// Events by everybody.
+    pub all_events: f64,
+}
+
+impl Writes {
+    fn add(&mut self, call: &Value) {
+        let (own, all) = match call["objectRef"]["resource"].as_str() {
+            Some("events") => (&mut self.own_events, &mut self.all_events),
+            _ => (&mut self.own, &mut self.all),
+        };
+        *all += 1.0;
+        if by_ferrovirt(call) {
+            *own += 1.0;
+        }
     }
 }
 
@@ -101,11 +142,31 @@ pub(crate) async fn measure_rest(figures: &mut Figures) -> Result<()> {
         figures.insert(format!("{}_requests_at_rest_per_min", process.replace('-', "_")), per_minute);
     }
     figures.insert("writes_at_rest".into(), log.writes_at_rest()?);
+    let minutes = REST.as_secs_f64() / 60.0;
+    let everybody = log.writes("", minutes)?;
+    figures.insert("writes_of_all_at_rest_per_min".into(), everybody.all / minutes);
+    figures.insert("events_of_all_at_rest_per_min".into(), everybody.all_events / minutes);
     Ok(())
 }
 
 fn sum(calls: &BTreeMap<String, f64>) -> f64 {
     calls.values().sum()
+}
+
+/// Returns the last part of the name of a call's user, also by impersonation.
+fn user(call: &Value) -> &str {
+    let name = [&call["impersonatedUser"], &call["user"]].into_iter().find_map(|user| user["username"].as_str());
+    name.and_then(|name| name.rsplit(':').next()).unwrap_or_default()
+}
+
+/// Returns verb, resource and user of a call, and the program if the administrator's rights are used by several.
+fn kind(call: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let object = &call["objectRef"];
+    let subresource = object["subresource"].as_str().map(|name| format!("/{name}")).unwrap_or_default();
+    let agent = text(&call["userAgent"]);
+    let program = agent.split(['/', ' ']).next().unwrap_or_default();
+    format!("{} {}{subresource} by {} ({program})", text(&call["verb"]), text(&object["resource"]), user(call))
 }
 
 fn describe(call: &Value) -> String {
@@ -134,6 +195,15 @@ fn by_ferrovirt(call: &Value) -> bool {
 fn is_write(call: &Value) -> bool {
     let resource = call["objectRef"]["resource"].as_str().unwrap_or_default();
     matches!(call["verb"].as_str(), Some("create" | "update" | "patch" | "delete")) && !resource.ends_with("reviews")
+}
+
+/// Returns true for completed writes that the API server stores, unlike new tokens and streams to pods.
+fn is_stored(call: &Value) -> bool {
+    let is_stream = matches!(
+        call["objectRef"]["subresource"].as_str(),
+        Some("token" | "exec" | "attach" | "portforward" | "proxy")
+    );
+    is_write(call) && !is_stream && call["stage"] == "ResponseComplete"
 }
 
 /// Returns true for a write to a lease, and for the heartbeat of a virt-handler.
@@ -193,6 +263,29 @@ mod tests {
             let call = call(verb, resource, account);
             assert_eq!((is_write(&call), is_upkeep(&call)), (write, upkeep), "{verb} {resource} {account}");
         }
+    }
+
+    #[test]
+    fn writes_of_everybody_are_those_that_are_stored() {
+        let call = |user: &str, verb: &str, resource: &str, subresource: Value| {
+            json!({"verb": verb, "stage": "ResponseComplete", "user": {"username": user}, "userAgent": "kwok/v0.7 (linux)",
+                "objectRef": {"resource": resource, "subresource": subresource}})
+        };
+        let controller = format!("{ACCOUNT}kubevirt-controller");
+        let calls = [
+            call(&controller, "create", "pods", Value::Null),
+            call(&controller, "create", "events", Value::Null),
+            call("system:kube-scheduler", "create", "pods", json!("binding")),
+            call("system:kube-scheduler", "create", "events", Value::Null),
+            call("kubernetes-admin", "patch", "pods", json!("status")),
+            call("kubernetes-admin", "create", "pods", json!("exec")),
+            call("system:node:a", "create", "serviceaccounts", json!("token")),
+            call("kubernetes-admin", "get", "pods", Value::Null),
+        ];
+        let mut writes = Writes::default();
+        calls.iter().filter(|call| is_stored(call)).for_each(|call| writes.add(call));
+        assert_eq!(writes, Writes { own: 1.0, own_events: 1.0, all: 3.0, all_events: 2.0 });
+        assert_eq!(kind(&calls[4]), "patch pods/status by kubernetes-admin (kwok)");
     }
 
     #[test]

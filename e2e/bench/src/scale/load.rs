@@ -1,4 +1,4 @@
-//! Creation of many pods or VMIs at a rate, and the time from the creation of each until it is Running.
+//! Creation of many pods or VMs at a rate, and the time from the creation of each until it is Running.
 
 use std::{
     collections::HashMap,
@@ -26,12 +26,22 @@ use crate::{Figures, percentile};
 
 /// Concurrent creations.
 const CREATIONS: usize = 64;
+/// Instance type of the VMs.
+const INSTANCE_TYPE: &str = "
+apiVersion: instancetype.kubevirt.io/v1beta1
+kind: VirtualMachineInstancetype
+metadata: {name: small}
+spec: {cpu: {guest: 1}, memory: {guest: 64Mi}}
+";
 /// Time limit for the last of all created objects to become Running.
 const RUNNING_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit of the deletion of all objects.
 const DELETION_LIMIT: Duration = Duration::from_secs(900);
 
-/// Instants at which objects became Running, by UID: later objects reuse names.
+/// Returns the UID of the created object that an object belongs to.
+type Key = fn(&DynamicObject) -> Option<String>;
+
+/// Instants at which objects became Running, by UID of the created object: later objects reuse names.
 type Seen = Arc<Mutex<HashMap<String, Instant>>>;
 
 fn lock(seen: &Seen) -> MutexGuard<'_, HashMap<String, Instant>> {
@@ -76,6 +86,8 @@ impl Times {
 /// Objects of one kind in the namespace of the benchmark.
 pub(super) struct Load {
     api: Api<DynamicObject>,
+    /// API of the objects that run.
+    running: Api<DynamicObject>,
     prefix: &'static str,
     spec: Value,
     types: Value,
@@ -95,26 +107,52 @@ impl Load {
                 "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
                 "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}}}],
         });
-        Self::of(story.api("Pod"), "pod", "v1", "Pod", spec)
+        let own = |pod: &DynamicObject| pod.uid();
+        Self::of(story.api("Pod"), (story.api("Pod"), own as Key), "pod", "v1", "Pod", spec)
     }
 
-    /// Returns a load of VMIs with one interface and no disk.
-    pub(super) fn vmis(story: &Story) -> Self {
+    /// Returns a load of VMs as users have them: with an instance type, two disks and one interface. A VM runs when its VMI does.
+    pub(super) async fn vms(story: &Story) -> Result<Self> {
+        story.apply(INSTANCE_TYPE).await?;
         let spec = json!({
-            "nodeSelector": {SIMULATED: "true"},
-            "tolerations": [{"key": SIMULATED, "operator": "Exists"}],
-            "terminationGracePeriodSeconds": 0,
-            "domain": {"memory": {"guest": "64Mi"}, "resources": {"requests": {"cpu": "10m"}},
-                "devices": {"interfaces": [{"name": "default", "masquerade": {}}]}},
-            "networks": [{"name": "default", "pod": {}}],
+            "runStrategy": "Always",
+            "instancetype": {"kind": "VirtualMachineInstancetype", "name": "small"},
+            "template": {"spec": {
+                "nodeSelector": {SIMULATED: "true"},
+                "tolerations": [{"key": SIMULATED, "operator": "Exists"}],
+                "terminationGracePeriodSeconds": 0,
+                "domain": {"devices": {
+                    "disks": [{"name": "root", "disk": {"bus": "virtio"}}, {"name": "seed", "disk": {"bus": "virtio"}}],
+                    "interfaces": [{"name": "default", "masquerade": {}}],
+                }},
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [
+                    {"name": "root", "containerDisk": {"image": "ferrovirt.io/guests/tiny:devel"}},
+                    {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config\n"}},
+                ],
+            }},
         });
-        Self::of(story.api("vmi"), "vmi", "kubevirt.io/v1", "VirtualMachineInstance", spec)
+        let owner = |vmi: &DynamicObject| {
+            let owner = vmi.owner_references().iter().find(|owner| owner.controller == Some(true));
+            owner.map(|owner| owner.uid.clone())
+        };
+        let running = (story.api("vmi"), owner as Key);
+        Ok(Self::of(story.api("vm"), running, "vm", "kubevirt.io/v1", "VirtualMachine", spec))
     }
 
-    fn of(api: Api<DynamicObject>, prefix: &'static str, version: &str, kind: &str, spec: Value) -> Self {
+    /// `running`: the API of the objects that run, and the UID of the created object of each.
+    fn of(
+        api: Api<DynamicObject>,
+        running: (Api<DynamicObject>, Key),
+        prefix: &'static str,
+        version: &str,
+        kind: &str,
+        spec: Value,
+    ) -> Self {
         let seen = Seen::default();
-        let watch = tokio::spawn(follow(api.clone(), seen.clone())).abort_handle();
-        Self { api, prefix, spec, types: json!({"apiVersion": version, "kind": kind}), seen, watch }
+        let (running, key) = running;
+        let watch = tokio::spawn(follow(running.clone(), key, seen.clone())).abort_handle();
+        Self { api, running, prefix, spec, types: json!({"apiVersion": version, "kind": kind}), seen, watch }
     }
 
     /// Creates objects with these numbers at a rate per second and waits until all are Running.
@@ -163,7 +201,7 @@ impl Load {
         }
     }
 
-    /// Deletes all objects and waits until none exists.
+    /// Deletes all objects and waits until none exists, and none of those that ran.
     pub(super) async fn delete(&self) -> Result<()> {
         let parameters = DeleteParams {
             propagation_policy: Some(kube::api::PropagationPolicy::Background),
@@ -175,8 +213,9 @@ impl Load {
             if let Err(error) = self.api.delete_collection(&parameters, &ListParams::default()).await {
                 eprintln!("deletion of {}s: {error}", self.prefix);
             }
-            let left = self.api.list_metadata(&ListParams::default().limit(1)).await?;
-            if left.items.is_empty() {
+            let one = ListParams::default().limit(1);
+            let created = self.api.list_metadata(&one).await?;
+            if created.items.is_empty() && self.running.list_metadata(&one).await?.items.is_empty() {
                 lock(&self.seen).clear();
                 return Ok(());
             }
@@ -195,13 +234,15 @@ impl Drop for Load {
 }
 
 /// Records the first time that each object is Running.
-async fn follow(api: Api<DynamicObject>, seen: Seen) {
+async fn follow(api: Api<DynamicObject>, key: Key, seen: Seen) {
     let mut events = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
     loop {
         match events.try_next().await {
             Ok(Some(object)) => {
-                if object.data["status"]["phase"] == "Running" {
-                    lock(&seen).entry(object.uid().unwrap_or_default()).or_insert_with(Instant::now);
+                if object.data["status"]["phase"] == "Running"
+                    && let Some(uid) = key(&object)
+                {
+                    lock(&seen).entry(uid).or_insert_with(Instant::now);
                 }
             }
             Ok(None) => return,
