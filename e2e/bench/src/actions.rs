@@ -1,38 +1,49 @@
-//! Measures start, stop, restart, pause and unpause of a VM, from the user's command to the requested state.
+//! Measures start, stop, restart, pause and unpause of a VM, from the user's command to the requested state, and the stop of a guest
+//! that obeys the power button.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::Story;
 use serde_json::Value;
 
-use crate::{Figures, median, start::out_of_phase};
+use crate::{
+    Figures, median,
+    start::{out_of_phase, wait_guest_up},
+};
 
 /// Time limit of an action.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Time in which kubelet finishes with earlier changes of the pod. It handles changes of a pod one after the other and waits up to
 /// a second for each, which a restart right after other actions would measure.
 const IDLE: Duration = Duration::from_secs(5);
+/// Seconds after which a guest that ignores the power button is ended.
+const GRACE: u32 = 100;
 
-const VM: &str = "
+/// Returns a VM whose guest is ended this number of seconds after the request to stop.
+fn manifest(name: &str, grace: u32) -> String {
+    format!(
+        "
 apiVersion: kubevirt.io/v1
 kind: VirtualMachine
-metadata: {name: actions}
+metadata: {{name: {name}}}
 spec:
   runStrategy: Manual
   template:
     spec:
-      terminationGracePeriodSeconds: 0
+      terminationGracePeriodSeconds: {grace}
       domain:
-        memory: {guest: 128Mi}
+        memory: {{guest: 128Mi}}
         devices:
-          disks: [{name: root, disk: {bus: virtio}}]
-      volumes: [{name: root, containerDisk: {image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}]
-";
+          disks: [{{name: root, disk: {{bus: virtio}}}}]
+      volumes: [{{name: root, containerDisk: {{image: 'ferrovirt.io/guests/tiny:devel', imagePullPolicy: IfNotPresent}}}}]
+"
+    )
+}
 
 /// Measures each action `rounds` times and reports the medians.
 pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
-    story.apply(VM).await?;
+    story.apply(&manifest("actions", 0)).await?;
     let (mut start, mut pause, mut unpause) = (Vec::new(), Vec::new(), Vec::new());
     let (mut restart, mut stop, mut gone) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -65,6 +76,24 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
     ] {
         figures.insert(name.into(), median(&values).context("no round")?);
     }
+    measure_acpi(story, rounds, figures).await
+}
+
+/// Measures the stop of a guest that is up and obeys the power button.
+async fn measure_acpi(story: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+    story.apply(&manifest("obedient", GRACE)).await?;
+    let mut stops = Vec::new();
+    for _ in 0..rounds {
+        act(story, "obedient", &["start", "obedient"], "vmi", running).await?;
+        wait_guest_up(story, "obedient").await?;
+        let stopped = |vm: &Value| vm["status"]["printableStatus"] == "Stopped";
+        let stop = act(story, "obedient", &["stop", "obedient"], "vm", stopped).await?;
+        ensure!(stop < f64::from(GRACE) / 2.0, "the guest has not obeyed: it stopped after {stop:.1} s");
+        stops.push(stop);
+        startable(story, "obedient").await?;
+    }
+    story.delete("vm", "obedient").await?;
+    figures.insert("stop_by_acpi_s".into(), median(&stops).context("no round")?);
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Measures changes of a running VM, from the request to their appearance in the guest: a claim as a disk, a vCPU, memory.
-//! The floor of a claim is a bare pod with that claim.
+//! Measures changes of a running VM, from the request to their appearance in the guest: a claim as a disk, a vCPU, memory. Of a claim
+//! also until its status follows. The floor of a claim is a bare pod with that claim.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use ferrovirt_e2e_tests::{
     storage::{Backing, Storage, delete_vmis, on_host},
 };
 use http::Method;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{
     Figures, median,
-    start::{out_of_phase, pod},
+    start::{out_of_phase, pod, wait},
 };
 
 /// Time limit of a change.
@@ -69,14 +69,21 @@ async fn measure_with(story: &Story, storage: &Storage, rounds: usize, figures: 
     console.login("root", "ferrovirt").await?;
     in_guest(&mut console, READY).await?;
     let (mut disk, mut unplug, mut cpu, mut memory) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ready, mut released) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let volume = json!({"name": "data", "disk": {"disk": {"bus": "scsi"}},
             "volumeSource": {"persistentVolumeClaim": {"claimName": "data"}}});
-        disk.push(change(&mut console, "[ -e /dev/sda ]", subresource(story, "addvolume", &volume)).await?);
+        let plug = subresource(story, "addvolume", &volume);
+        let shown = wait(story.api("vmi"), "changes", |vmi: Option<&DynamicObject>| phase(vmi) == Some("Ready"));
+        let (in_guest, in_status) = change_and_status(&mut console, "[ -e /dev/sda ]", plug, shown).await?;
+        disk.push(in_guest);
+        ready.push(in_status);
         let volume = json!({"name": "data"});
-        unplug.push(change(&mut console, "[ ! -e /dev/sda ]", subresource(story, "removevolume", &volume)).await?);
-        let no_attachments = |vmi: &Value| vmi["status"]["volumeStatus"].as_array().is_none_or(|all| all.len() < 2);
-        story.wait("vmi", "changes", "have released the claim", TIMEOUT, no_attachments).await?;
+        let remove = subresource(story, "removevolume", &volume);
+        let shown = wait(story.api("vmi"), "changes", |vmi: Option<&DynamicObject>| phase(vmi).is_none());
+        let (in_guest, in_status) = change_and_status(&mut console, "[ ! -e /dev/sda ]", remove, shown).await?;
+        unplug.push(in_guest);
+        released.push(in_status);
         let sockets = round + 2;
         let size = json!({"cpu": {"sockets": sockets}});
         cpu.push(change(&mut console, &format!("[ $(cpus) = {sockets} ]"), resize(story, &size)).await?);
@@ -91,6 +98,8 @@ async fn measure_with(story: &Story, storage: &Storage, rounds: usize, figures: 
         ("pod_with_claim_running_s", floor),
         ("volume_in_guest_s", disk),
         ("volume_out_of_guest_s", unplug),
+        ("volume_ready_s", ready),
+        ("volume_out_of_status_s", released),
         ("vcpu_in_guest_s", cpu),
         ("memory_in_guest_s", memory),
     ] {
@@ -133,8 +142,24 @@ async fn resize(story: &Story, domain: &Value) -> Result<()> {
     Ok(())
 }
 
+/// Returns the phase of the claim in the status of the VMI, if it is there.
+fn phase(vmi: Option<&DynamicObject>) -> Option<&str> {
+    let volumes = vmi?.data["status"]["volumeStatus"].as_array()?;
+    volumes.iter().find(|volume| volume["name"] == "data").map(|volume| volume["phase"].as_str().unwrap_or_default())
+}
+
 /// Returns the seconds from the request until the condition holds in the guest, whose shell polls it.
 async fn change(console: &mut Console, condition: &str, request: impl Future<Output = Result<()>>) -> Result<f64> {
+    Ok(change_and_status(console, condition, request, async { Ok(()) }).await?.0)
+}
+
+/// Returns the seconds from the request until the condition holds in the guest, and until `shown`, which ends once the status does.
+async fn change_and_status(
+    console: &mut Console,
+    condition: &str,
+    request: impl Future<Output = Result<()>>,
+    shown: impl Future<Output = Result<()>>,
+) -> Result<(f64, f64)> {
     let wait = format!("i=0; until {condition} || [ $i = 3000 ]; do usleep 20000; i=$((i+1)); done; {condition}");
     out_of_phase().await;
     let request = async {
@@ -143,9 +168,13 @@ async fn change(console: &mut Console, condition: &str, request: impl Future<Out
         request.await?;
         Ok::<_, anyhow::Error>(began)
     };
-    let (seen, began) = tokio::join!(in_guest(console, &wait), request);
-    let seen = seen?;
-    Ok(seen.duration_since(began?).as_secs_f64())
+    let shown = async {
+        shown.await?;
+        Ok::<_, anyhow::Error>(Instant::now())
+    };
+    let (seen, shown, began) = tokio::join!(in_guest(console, &wait), shown, request);
+    let began = began?;
+    Ok((seen?.duration_since(began).as_secs_f64(), shown?.duration_since(began).as_secs_f64()))
 }
 
 /// Runs a command that must succeed and returns the time of its end.
@@ -153,4 +182,26 @@ async fn in_guest(console: &mut Console, command: &str) -> Result<Instant> {
     let (output, code) = tokio::time::timeout(TIMEOUT, console.run(command)).await.context("the guest hangs")??;
     ensure!(code == 0, "{command:?} ended with {code}: {output}");
     Ok(Instant::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phase_is_that_of_the_claim() {
+        let vmi = |volumes: Value| -> DynamicObject {
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"volumeStatus": volumes}})).unwrap()
+        };
+        let root = json!({"name": "root"});
+        for (volumes, expected) in [
+            (json!([root, {"name": "data", "phase": "Ready"}]), Some("Ready")),
+            (json!([root, {"name": "data"}]), Some("")),
+            (json!([root]), None),
+            (Value::Null, None),
+        ] {
+            assert_eq!(phase(Some(&vmi(volumes.clone()))), expected, "{volumes}");
+        }
+        assert_eq!(phase(None), None);
+    }
 }

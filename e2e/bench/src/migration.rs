@@ -33,14 +33,14 @@ use rustix::{
 use serde_json::{Value, json};
 
 use crate::{
-    Figures, median,
+    Figures, median, percentile,
     start::{bare_pod, out_of_phase, pod, wait},
 };
 
 /// Interval of pings.
 const INTERVAL: Duration = Duration::from_millis(10);
 /// Fills a part of the guest's memory.
-const FILL: &str = "mkdir -p /fill; mount -t tmpfs -o size=300m none /fill; \
+pub(crate) const FILL: &str = "mkdir -p /fill; mount -t tmpfs -o size=300m none /fill; \
      tr '\\0' x </dev/zero | head -c 134217728 >/fill/x; echo filled-$((1+1))";
 /// Addresses of the guests, of the first node, and the network of both.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 88, 252, 2);
@@ -49,8 +49,8 @@ const NODE: Ipv4Addr = Ipv4Addr::new(10, 88, 252, 1);
 /// Metric of the bytes of channels.
 const BYTES: &str = "ferrovirt_handler_migration_bytes_total";
 
-/// Measures `rounds` migrations of each kind. Does nothing on other clusters than the test cluster, and on one node.
-pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
+/// Measures `moves` migrations, and `rounds` of the plain QEMUs. Does nothing on other clusters than the test cluster, and on one node.
+pub(crate) async fn measure(s: &Story, rounds: usize, moves: usize, figures: &mut Figures) -> Result<()> {
     let (Some(plan), takers) = (own_cluster()?, s.takers().await?) else { return Ok(()) };
     if takers.len() < 2 {
         println!("migrations need two nodes: not measured");
@@ -62,7 +62,7 @@ pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> 
     clean(s, &node).await?;
     node.run(&format!("ip address replace {NODE}/24 dev {LAN}")).await?;
     let result = async {
-        measure_vm(s, &plan, rounds, figures).await?;
+        measure_vm(s, &plan, moves, figures).await?;
         measure_plain(s, &plan, rounds, figures).await
     };
     let result = result.await;
@@ -116,7 +116,7 @@ fn arguments() -> Result<String> {
     Ok(format!("console=ttyS0 quiet {}", saving.trim()))
 }
 
-async fn measure_vm(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figures) -> Result<()> {
+async fn measure_vm(s: &Story, plan: &Plan, moves: usize, figures: &mut Figures) -> Result<()> {
     let configuration = json!({"cniVersion": "1.0.0", "name": "bench", "type": "bridge", "bridge": LAN});
     let definition = json!({
         "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "lan"},
@@ -135,8 +135,8 @@ async fn measure_vm(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figures
     }
     console.leave().await?;
 
-    let (mut pods, mut begins, mut moves, mut pauses, mut rates) = (vec![], vec![], vec![], vec![], vec![]);
-    for round in 0..rounds {
+    let (mut pods, mut begins, mut times, mut pauses, mut rates) = (vec![], vec![], vec![], vec![], vec![]);
+    for round in 0..moves {
         let name = format!("pod-of-move-{round}");
         pods.push(pod(s, &name, bare_pod(s, &name)).await?.0);
         let name = format!("move-{round}");
@@ -166,14 +166,17 @@ async fn measure_vm(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figures
             "migration {round}: begins after {begun:.2?}, takes {moved:.2?}, blackout {pause:.3?}, {rate:.0} MiB/s"
         );
         begins.push(begun.as_secs_f64());
-        moves.push(moved.as_secs_f64());
+        times.push(moved.as_secs_f64());
         pauses.push(pause.as_secs_f64() * 1000.0);
         rates.push(rate);
+    }
+    for (name, values) in [("migration_max_s", &times), ("migration_blackout_max_ms", &pauses)] {
+        figures.insert(name.into(), percentile(values, 100).context("no migration")?);
     }
     for (name, values) in [
         ("pod_beside_migration_running_s", pods),
         ("migration_begin_s", begins),
-        ("migration_s", moves),
+        ("migration_s", times),
         ("migration_blackout_ms", pauses),
         ("migration_channel_mib_s", rates),
     ] {
@@ -184,7 +187,7 @@ async fn measure_vm(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figures
 }
 
 /// Returns true if the VMI shows this time of the migration.
-fn has(uid: &Value, field: &'static str) -> impl Condition<DynamicObject> {
+pub(crate) fn has(uid: &Value, field: &'static str) -> impl Condition<DynamicObject> {
     let uid = uid.clone();
     move |vmi: Option<&DynamicObject>| {
         let state = vmi.map(|vmi| &vmi.data["status"]["migrationState"]);

@@ -47,6 +47,9 @@ pub(crate) struct Sizes {
     /// Number of starts of each kind; the median is reported
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Number of migrations
+    #[arg(long, default_value_t = 10)]
+    moves: usize,
     /// Number of pods that are created with the policies of the chart, and without
     #[arg(long, default_value_t = 300)]
     pods: usize,
@@ -67,7 +70,7 @@ impl Part {
             Self::Pools => pools::measure(s, figures).await,
             Self::Policies => policies::measure(s, sizes.pods, figures).await,
             Self::Leader => leader::measure(s, figures).await,
-            Self::Migrations => migration::measure(s, rounds, figures).await,
+            Self::Migrations => migration::measure(s, rounds, sizes.moves, figures).await,
             Self::Reviews => reviews(s, figures).await,
         }
     }

@@ -46,9 +46,7 @@ impl<'a> StartedVmi<'a> {
         let running = created.elapsed().as_secs_f64();
         wait(story.api("vmi"), name, is_ready).await.context("VMI was not Ready")?;
         let ready = created.elapsed().as_secs_f64() - running;
-        let pod = story.launcher_pod(name).await?;
-        let pod = pod["metadata"]["name"].as_str().context("pod without name")?.to_owned();
-        tokio::time::timeout(TIMEOUT, guest_up(story, &pod)).await.context("guest was not up")??;
+        wait_guest_up(story, name).await?;
         Ok(Self { story, name: name.to_owned(), running, ready, guest_up: created.elapsed().as_secs_f64() })
     }
 
@@ -63,7 +61,7 @@ impl<'a> StartedVmi<'a> {
 }
 
 /// Returns a VMI that boots the tiny container disk.
-fn manifest(name: &str) -> String {
+pub(crate) fn manifest(name: &str) -> String {
     format!(
         "
 apiVersion: kubevirt.io/v1
@@ -101,6 +99,7 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
             ("pod_without_volumes_running_s", empty),
             ("vmi_running_s", running),
             ("vmi_ready_after_running_s", ready),
+            ("vmi_ready_s", running + ready),
             ("vmi_guest_up_s", up),
             ("delete_s", deleted),
         ] {
@@ -192,6 +191,13 @@ fn gone() -> impl Condition<DynamicObject> {
 pub(crate) async fn wait(api: Api<DynamicObject>, name: &str, condition: impl Condition<DynamicObject>) -> Result<()> {
     tokio::time::timeout(TIMEOUT, await_condition(api, name, condition)).await??;
     Ok(())
+}
+
+/// Waits until the user space of the VMI's guest is up.
+pub(crate) async fn wait_guest_up(story: &Story, vmi: &str) -> Result<()> {
+    let pod = story.launcher_pod(vmi).await?;
+    let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
+    tokio::time::timeout(TIMEOUT, guest_up(story, pod)).await.context("guest was not up")?
 }
 
 /// Follows the log of the pod, which contains the guest's serial output, to the line for user space.
