@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::repository;
 pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 26] = [
+const TARGETS: [(&str, f64); 27] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("pod_status_patch_over_without_policies", 1.03),
@@ -35,6 +35,7 @@ const TARGETS: [(&str, f64); 26] = [
     ("migration_begin_over_pod", 1.5),
     ("migration_blackout_over_plain", 2.0),
     ("migration_max_over_median", 3.0),
+    ("console_round_trip_migrating_over_quiet", 1.3),
     ("leader_killed_to_write_s", 9.0),
 ];
 
@@ -72,6 +73,10 @@ pub(crate) fn compare(figures: &mut Figures) {
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),
         ("migration_over_plain", ratio("migration_s", "plain_migration_s")),
         ("migration_max_over_median", ratio("migration_max_s", "migration_s")),
+        (
+            "console_round_trip_migrating_over_quiet",
+            ratio("console_round_trip_migrating_ms", "console_round_trip_quiet_ms"),
+        ),
         ("pod_create_over_without_policies", ratio("pod_create_ms", "pod_create_without_policies_ms")),
         (
             "pod_status_patch_over_without_policies",

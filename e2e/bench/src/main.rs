@@ -8,6 +8,7 @@
 //! own.
 
 mod actions;
+mod answers;
 mod changes;
 mod consoles;
 mod etcd;
@@ -22,6 +23,7 @@ mod migration;
 mod parts;
 mod policies;
 mod pools;
+mod round_trips;
 mod scale;
 mod snapshots;
 mod start;

@@ -8,8 +8,8 @@ use ferrovirt_e2e_tests::{Story, webhook::Endpoint};
 use tokio::time::sleep;
 
 use crate::{
-    Figures, actions, changes, imports, leader, memory, migration, policies, pools, snapshots, start, state,
-    throughput, webhook, writes,
+    Figures, actions, answers, changes, imports, leader, memory, migration, policies, pools, round_trips, snapshots,
+    start, state, throughput, webhook, writes,
 };
 
 /// A part of the benchmark.
@@ -19,6 +19,8 @@ pub(crate) enum Part {
     Starts,
     /// Start, stop, restart, pause of a VM
     Actions,
+    /// First byte of a console, first answer through a Service
+    Answers,
     /// Changes of a running VM
     Changes,
     /// VMs with kept state and file systems
@@ -37,6 +39,8 @@ pub(crate) enum Part {
     Leader,
     /// Migrations; needs two nodes
     Migrations,
+    /// Round trips of a console during migrations; needs two nodes
+    RoundTrips,
     /// Admission reviews, also during an attack
     Reviews,
 }
@@ -62,6 +66,7 @@ impl Part {
         match self {
             Self::Starts => starts(s, rounds, figures).await,
             Self::Actions => actions::measure(s, rounds, figures).await,
+            Self::Answers => answers::measure(s, rounds, figures).await,
             Self::Changes => changes::measure(s, rounds, figures).await,
             Self::State => state::measure(s, rounds, figures).await,
             Self::Imports => imports::measure(s, rounds, figures).await,
@@ -71,6 +76,7 @@ impl Part {
             Self::Policies => policies::measure(s, sizes.pods, figures).await,
             Self::Leader => leader::measure(s, figures).await,
             Self::Migrations => migration::measure(s, rounds, sizes.moves, figures).await,
+            Self::RoundTrips => round_trips::measure(s, figures).await,
             Self::Reviews => reviews(s, figures).await,
         }
     }
