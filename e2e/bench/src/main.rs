@@ -11,10 +11,11 @@ mod actions;
 mod answers;
 mod changes;
 mod consoles;
+mod drain;
 mod etcd;
 mod exposition;
 mod figures;
-mod hibernation;
+mod handler;
 mod imports;
 mod lane;
 mod leader;
@@ -113,10 +114,10 @@ mod tests {
     fn options_are_consistent() {
         Options::command().debug_assert();
         let parsed = |line: &str| Options::try_parse_from(line.split(' '));
-        let options = parsed("bench --only leader,policies --pods 5").unwrap();
-        assert!(matches!(options.only[..], [Part::Leader, Part::Policies]));
+        let options = parsed("bench --only drain,round-trips --drain-vms 5").unwrap();
+        assert!(matches!(options.only[..], [Part::Drain, Part::RoundTrips]));
         assert!(parsed("bench --scale kwok --sizes 100,8000 --watchers 0,2000 --burst 500").is_ok());
         assert!(parsed("bench --watchers 0").is_err());
-        assert!(parsed("bench --only leader --reviews").is_err());
+        assert!(parsed("bench --only drain --reviews").is_err());
     }
 }

@@ -8,8 +8,8 @@ use ferrovirt_e2e_tests::{Story, webhook::Endpoint};
 use tokio::time::sleep;
 
 use crate::{
-    Figures, actions, answers, changes, imports, leader, memory, migration, policies, pools, round_trips, snapshots,
-    start, state, throughput, webhook, writes,
+    Figures, actions, answers, changes, drain, handler, imports, leader, memory, migration, policies, pools,
+    round_trips, snapshots, start, state, throughput, webhook, writes,
 };
 
 /// A part of the benchmark.
@@ -35,12 +35,16 @@ pub(crate) enum Part {
     Pools,
     /// Writes of plain pods with the policies of the chart and without
     Policies,
+    /// virt-handler killed beside many VMIs
+    Handler,
     /// Leader of virt-controller killed
     Leader,
     /// Migrations; needs two nodes
     Migrations,
     /// Round trips of a console during migrations; needs two nodes
     RoundTrips,
+    /// Drain of a node; needs two nodes
+    Drain,
     /// Admission reviews, also during an attack
     Reviews,
 }
@@ -54,6 +58,12 @@ pub(crate) struct Sizes {
     /// Number of migrations
     #[arg(long, default_value_t = 10)]
     moves: usize,
+    /// Number of VMs on the drained node
+    #[arg(long, default_value_t = 20)]
+    drain_vms: usize,
+    /// Number of VMIs beside which virt-handler is killed
+    #[arg(long, default_value_t = 20)]
+    handler_vms: usize,
     /// Number of pods that are created with the policies of the chart, and without
     #[arg(long, default_value_t = 300)]
     pods: usize,
@@ -74,9 +84,11 @@ impl Part {
             Self::Throughput => throughput::measure(s, figures).await,
             Self::Pools => pools::measure(s, figures).await,
             Self::Policies => policies::measure(s, sizes.pods, figures).await,
+            Self::Handler => handler::measure(s, sizes.handler_vms, figures).await,
             Self::Leader => leader::measure(s, figures).await,
             Self::Migrations => migration::measure(s, rounds, sizes.moves, figures).await,
             Self::RoundTrips => round_trips::measure(s, figures).await,
+            Self::Drain => drain::measure(s, sizes.drain_vms, figures).await,
             Self::Reviews => reviews(s, figures).await,
         }
     }
