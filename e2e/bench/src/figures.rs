@@ -56,6 +56,7 @@ pub(crate) fn compare(figures: &mut Figures) {
     let compared = [
         ("vmi_running_over_pod", ratio("vmi_running_s", "pod_running_s")),
         ("vmi_running_over_pod_without_volumes", ratio("vmi_running_s", "pod_without_volumes_running_s")),
+        ("cold_vmi_running_over_pod", ratio("cold_vmi_running_s", "cold_pod_running_s")),
         ("vmi_ready_over_pod", ratio("vmi_ready_s", "pod_running_s")),
         ("ten_vmis_over_ten_pods", ratio("ten_vmis_running_s", "ten_pods_running_s")),
         ("delete_less_pod_delete_s", get("delete_s").zip(get("pod_delete_s")).map(|(vmi, pod)| vmi - pod)),

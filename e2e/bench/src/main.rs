@@ -4,12 +4,13 @@
 //!
 //! Prints a table and writes `build/bench.json`, a flat object with one number per key. Keys contain the unit.
 //!
-//! `parts.rs` lists what one run measures. `consoles.rs` and `scale/` run only on request, because they need a cluster of their
-//! own.
+//! `parts.rs` lists what one run measures. `consoles.rs`, `cold.rs` and `scale/` run only on request: the first and the last need a
+//! cluster of their own, and `cold.rs` removes images.
 
 mod actions;
 mod answers;
 mod changes;
+mod cold;
 mod consoles;
 mod drain;
 mod etcd;
@@ -56,8 +57,11 @@ struct Options {
     /// Measure only consoles, of N VMIs at once; about a hundred VMIs fit on a node
     #[arg(long, value_name = "N", conflicts_with_all = ["only", "reviews"], value_parser = clap::value_parser!(u16).range(1..=1000))]
     consoles: Option<u16>,
-    /// Measure only thousands of VMs on nodes that the program KWOK simulates; writes build/bench-scale.json
+    /// Measure only the first VMI on a node without images, which come from the registry PROGRAM
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["only", "reviews", "consoles"])]
+    cold: Option<String>,
+    /// Measure only thousands of VMs on nodes that the program KWOK simulates; writes build/bench-scale.json
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["only", "reviews", "consoles", "cold"])]
     scale: Option<String>,
     #[command(flatten)]
     scale_sizes: scale::ScaleSizes,
@@ -74,6 +78,12 @@ fn main() -> Result<()> {
     }
     if let Some(count) = options.consoles {
         story("consoles", async |s| consoles::measure(s, count.into(), &mut figures).await);
+        print(&figures);
+        return Ok(());
+    }
+    if let Some(registry) = options.cold {
+        story("cold", async |s| cold::measure(s, &registry, &mut figures).await);
+        compare(&mut figures);
         print(&figures);
         return Ok(());
     }

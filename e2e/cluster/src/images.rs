@@ -65,8 +65,19 @@ pub fn digests(plan: &Plan, bin: &Path) -> Result<BTreeMap<String, String>> {
     digests_of(&node, pid, bin)
 }
 
+/// Runs a command of `ctr` on a node that is not in a VM, and returns its output.
+///
+/// # Errors
+/// Fails if the command does.
+pub fn command(pid: i32, bin: &Path, arguments: &[&str]) -> Result<String> {
+    run("using containerd of a node", containerd(pid, bin).args(arguments))
+}
+
 /// Returns the digest of each image of a node.
-fn digests_of(node: &Node, pid: i32, bin: &Path) -> Result<BTreeMap<String, String>> {
+///
+/// # Errors
+/// Fails if containerd does not answer.
+pub fn digests_of(node: &Node, pid: i32, bin: &Path) -> Result<BTreeMap<String, String>> {
     let table =
         if node.is_vm() { vm::ctr(pid, &["list"])? } else { run("listing the images", ctr(pid, bin).arg("list"))? };
     Ok(parse_digests(&table))
@@ -74,8 +85,15 @@ fn digests_of(node: &Node, pid: i32, bin: &Path) -> Result<BTreeMap<String, Stri
 
 /// Returns a command about the images of a node.
 fn ctr(pid: i32, bin: &Path) -> Command {
+    let mut command = containerd(pid, bin);
+    command.arg("images");
+    command
+}
+
+/// Returns a command about the containers and images of a node.
+fn containerd(pid: i32, bin: &Path) -> Command {
     let mut command = enter(pid, ["--mount"]);
-    command.arg(bin.join("ctr")).args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images"]);
+    command.arg(bin.join("ctr")).args(["--address", CONTAINERD_SOCKET, "--namespace", "k8s.io"]);
     command
 }
 

@@ -27,6 +27,7 @@ pub mod kubernetes;
 mod kvm;
 mod kvm_result;
 mod lock;
+pub mod mirror;
 mod pause;
 pub mod places;
 pub mod plan;
