@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::repository;
 pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 27] = [
+const TARGETS: [(&str, f64); 29] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("pod_status_patch_over_without_policies", 1.03),
@@ -21,6 +21,8 @@ const TARGETS: [(&str, f64); 27] = [
     ("import_http_over_wget", 1.5),
     ("vm_with_clone_over_claim", 1.5),
     ("snapshot_stall_over_freeze_and_thaw", 1.3),
+    ("hibernate_over_plain_save", 1.3),
+    ("resume_over_start_and_plain_restore", 1.3),
     ("import_pod_rss_mib", 64.0),
     ("outside_qemu_pss_mib", 25.0),
     ("start_with_state_over_without", 1.2),
@@ -69,6 +71,8 @@ pub(crate) fn compare(figures: &mut Figures) {
         ("import_http_over_wget", ratio("import_http_s", "wget_s")),
         ("vm_with_clone_over_claim", ratio("vm_with_clone_running_s", "vm_with_claim_running_s")),
         ("snapshot_stall_over_freeze_and_thaw", ratio("snapshot_stall_s", "freeze_and_thaw_stall_s")),
+        ("hibernate_over_plain_save", ratio("hibernate_save_s", "plain_save_s")),
+        ("resume_over_start_and_plain_restore", ratio("resume_s", "start_and_plain_restore_s")),
         ("pool_up_over_replica_set", ratio("pool_up_per_s", "replica_set_up_per_s")),
         ("pool_down_over_replica_set", ratio("pool_down_per_s", "replica_set_down_per_s")),
         ("portforward_over_kubectl", ratio("portforward_mib_s", "portforward_pod_mib_s")),

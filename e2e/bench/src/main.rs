@@ -17,6 +17,7 @@ mod etcd;
 mod exposition;
 mod figures;
 mod handler;
+mod hibernation;
 mod imports;
 mod lane;
 mod leader;

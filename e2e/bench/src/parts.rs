@@ -8,8 +8,8 @@ use ferrovirt_e2e_tests::{Story, webhook::Endpoint};
 use tokio::time::sleep;
 
 use crate::{
-    Figures, actions, answers, changes, drain, handler, imports, leader, memory, migration, policies, pools,
-    round_trips, snapshots, start, state, throughput, webhook, writes,
+    Figures, actions, answers, changes, drain, handler, hibernation, imports, leader, memory, migration, policies,
+    pools, round_trips, snapshots, start, state, throughput, webhook, writes,
 };
 
 /// A part of the benchmark.
@@ -29,6 +29,8 @@ pub(crate) enum Part {
     Imports,
     /// Stall of a guest by snapshots
     Snapshots,
+    /// Hibernated guests
+    Hibernation,
     /// Throughput of forwarded ports
     Throughput,
     /// A pool of VMs beside a replica set
@@ -81,6 +83,7 @@ impl Part {
             Self::State => state::measure(s, rounds, figures).await,
             Self::Imports => imports::measure(s, rounds, figures).await,
             Self::Snapshots => snapshots::measure(s, rounds, figures).await,
+            Self::Hibernation => hibernation::measure(s, rounds, figures).await,
             Self::Throughput => throughput::measure(s, figures).await,
             Self::Pools => pools::measure(s, figures).await,
             Self::Policies => policies::measure(s, sizes.pods, figures).await,
