@@ -17,9 +17,10 @@ const TOMBSTONES: usize = 1 << 16;
 
 /// Objects, indices and tombstones.
 pub(super) struct Content<K: Cached> {
-    pub(super) objects: HashMap<Key, Arc<K>>,
-    /// Keys in order, so that lookups are deterministic.
-    pub(super) indices: BTreeMap<K::Index, BTreeSet<Key>>,
+    pub(super) objects: HashMap<Arc<Key>, Arc<K>>,
+    /// Keys in order, so that lookups are deterministic. They are shared with `objects`: an object has many index entries, most of
+    /// which have no other.
+    pub(super) indices: BTreeMap<K::Index, BTreeSet<Arc<Key>>>,
     /// Hashes of 64 bits: a UID takes a tenth of the memory, and two of them never meet in practice.
     buried: HashSet<u64>,
     /// The same in order.
@@ -40,9 +41,15 @@ impl<K: Cached> Content<K> {
 
     /// Stores an object. Returns the former one of the key.
     pub(super) fn insert(&mut self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
-        let former = self.remove(&key);
-        for index in object.indices() {
-            self.indices.entry(index).or_default().insert(key.clone());
+        let known = self.objects.get_key_value(&key).map(|(key, former)| (key.clone(), former.clone()));
+        let (key, former) = known.map_or_else(|| (Arc::new(key), None), |(key, former)| (key, Some(former)));
+        let (before, now) = (former.as_ref().map(|former| former.indices()).unwrap_or_default(), object.indices());
+        // Few changes concern an index.
+        if before != now {
+            self.remove_entries(&key, before);
+            for index in now {
+                self.indices.entry(index).or_default().insert(key.clone());
+            }
         }
         self.objects.insert(key, object);
         former
@@ -51,7 +58,12 @@ impl<K: Cached> Content<K> {
     /// Removes an object with its index entries.
     pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
         let former = self.objects.remove(key)?;
-        for index in former.indices() {
+        self.remove_entries(key, former.indices());
+        Some(former)
+    }
+
+    fn remove_entries(&mut self, key: &Key, indices: Vec<K::Index>) {
+        for index in indices {
             if let Some(keys) = self.indices.get_mut(&index) {
                 keys.remove(key);
                 if keys.is_empty() {
@@ -59,7 +71,6 @@ impl<K: Cached> Content<K> {
                 }
             }
         }
-        Some(former)
     }
 
     /// Remembers that the object with this UID is deleted.

@@ -105,7 +105,7 @@ impl<K: Cached> Cache<K> {
     /// Returns the keys of an index entry in order.
     #[must_use]
     pub(crate) fn keys_by(&self, index: &K::Index) -> Vec<Key> {
-        let keys: Vec<Key> = self.read().indices.get(index).into_iter().flatten().cloned().collect();
+        let keys: Vec<Key> = self.read().indices.get(index).into_iter().flatten().map(|key| Key::clone(key)).collect();
         self.visit(keys.len());
         keys
     }
@@ -137,7 +137,7 @@ impl<K: Cached> Cache<K> {
     pub(crate) fn all(&self) -> Vec<Arc<K>> {
         let content = self.read();
         self.visit(content.objects.len());
-        let mut found: Vec<(&Key, &Arc<K>)> = content.objects.iter().collect();
+        let mut found: Vec<(&Arc<Key>, &Arc<K>)> = content.objects.iter().collect();
         found.sort_by(|left, right| left.0.cmp(right.0));
         found.into_iter().map(|(_, object)| object.clone()).collect()
     }
@@ -147,7 +147,7 @@ impl<K: Cached> Cache<K> {
     pub(crate) fn keys(&self) -> Vec<Key> {
         let content = self.read();
         self.visit(content.objects.len());
-        content.objects.keys().cloned().collect()
+        content.objects.keys().map(|key| Key::clone(key)).collect()
     }
 
     /// Returns the number of objects.

@@ -16,6 +16,8 @@ macro_rules! whole {
 
         fn trim(&mut self) {
             $crate::cache::trim_meta(&mut self.metadata);
+            // Vectors that were parsed have room for more entries, copies have not.
+            *self = self.clone();
         }
     };
 }
