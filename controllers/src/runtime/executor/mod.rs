@@ -292,8 +292,18 @@ impl Executor {
         if kind == Kind::Pod {
             self.refuse_without_image_volumes(namespace, object, &answer).await?;
         }
-        self.answers.written(kind, answer.clone());
-        Ok(Some(answer))
+        Ok(Some(self.store(kind, answer)))
+    }
+
+    /// Stores an answer in the caches. Returns it with its metadata only.
+    fn store(&self, kind: Kind, mut answer: Value) -> Value {
+        // A large part of many objects, which nobody reads.
+        if let Some(metadata) = answer.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        let metadata = answer["metadata"].clone();
+        self.answers.written(kind, answer);
+        json!({"metadata": metadata})
     }
 
     /// Creates a pod under the first of its names that no pod of another controller has.
@@ -411,8 +421,7 @@ impl Executor {
                 if let Some(version) = answer["metadata"]["resourceVersion"].as_str() {
                     versions.insert(key, version.to_owned());
                 }
-                self.answers.written(*kind, answer.clone());
-                Ok(Some(answer))
+                Ok(Some(self.store(*kind, answer)))
             }
             Effect::Delete { kind, namespace, name, uid, grace_seconds, .. } => {
                 let parameters = DeleteParams {
@@ -429,10 +438,9 @@ impl Executor {
                         // A deletion in steps is answered with the object. A finished one is answered with a Status, or for
                         // pods with the removed object.
                         if *grace_seconds != Some(0) && answer["metadata"]["deletionTimestamp"].is_string() {
-                            self.answers.written(*kind, answer.clone());
-                        } else {
-                            self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
+                            return Ok(Some(self.store(*kind, answer)));
                         }
+                        self.answers.deleted(*kind, namespace.as_deref(), name, uid.as_deref());
                         Ok(Some(answer))
                     }
                     Err(error) => match classify(&error, false) {
