@@ -5,7 +5,8 @@
 //! - [`volumes`]: hot-plugged volumes; [`host_disks`]: disks that are files of the node.
 //! - [`server`]: consoles and lifecycle requests of virt-api; [`vsock`]: VSOCK connections of guests. [`metrics`].
 //! - [`migration`]: connections of live migrations between nodes.
-//! - [`certificate`]: the certificates of this virt-handler. [`process`] starts everything.
+//! - [`certificate`]: the certificates of this virt-handler. [`process`] starts everything. [`standalone`]: channels without a
+//!   cluster, for measurements.
 //!
 //! Every byte, path and socket of a pod or guest is hostile. All access to files goes through [`safe_dir`].
 
@@ -20,8 +21,10 @@ mod node_object;
 mod process;
 mod safe_dir;
 mod server;
+mod standalone;
 mod vmi;
 mod volumes;
 mod vsock;
 
 pub use process::{Error, Options, run, runtime};
+pub use standalone::StandaloneChannels;

@@ -84,6 +84,9 @@ pub enum Error {
     /// Metrics cannot be registered.
     #[error("cannot register metrics")]
     Metrics(#[from] prometheus::Error),
+    /// Threads cannot be started.
+    #[error("cannot start threads")]
+    Threads(#[source] std::io::Error),
     /// A task that lives as long as the process ended.
     #[error("a task ended")]
     Task(#[from] daemon::tasks::TaskEnded),

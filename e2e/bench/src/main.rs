@@ -10,6 +10,7 @@
 mod actions;
 mod answers;
 mod changes;
+mod channels;
 mod cold;
 mod consoles;
 mod drain;
@@ -34,6 +35,8 @@ mod state;
 mod throughput;
 mod webhook;
 mod writes;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -61,8 +64,14 @@ struct Options {
     /// Measure only the first VMI on a node without images, which come from the registry PROGRAM
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["only", "reviews", "consoles"])]
     cold: Option<String>,
-    /// Measure only thousands of VMs on nodes that the program KWOK simulates; writes build/bench-scale.json
+    /// Measure only the channels of migrations, with the example `channels` of the crate of virt-handler; needs no cluster
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["only", "reviews", "consoles", "cold"])]
+    channels: Option<PathBuf>,
+    /// Compare --channels with the example of an earlier build
+    #[arg(long, value_name = "PROGRAM", requires = "channels")]
+    channels_before: Option<PathBuf>,
+    /// Measure only thousands of VMs on nodes that the program KWOK simulates; writes build/bench-scale.json
+    #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["only", "reviews", "consoles", "cold", "channels"])]
     scale: Option<String>,
     #[command(flatten)]
     scale_sizes: scale::ScaleSizes,
@@ -77,6 +86,12 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
+    if let Some(program) = &options.channels {
+        channels::measure(program, options.channels_before.as_deref(), options.rounds, &mut figures)?;
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
     if let Some(count) = options.consoles {
         story("consoles", async |s| consoles::measure(s, count.into(), &mut figures).await);
         print(&figures);
@@ -84,6 +99,12 @@ fn main() -> Result<()> {
     }
     if let Some(registry) = options.cold {
         story("cold", async |s| cold::measure(s, &registry, &mut figures).await);
+        compare(&mut figures);
+        print(&figures);
+        return Ok(());
+    }
+    if let Some(program) = &options.channels {
+        channels::measure(program, options.channels_before.as_deref(), options.sizes.rounds, &mut figures)?;
         compare(&mut figures);
         print(&figures);
         return Ok(());

@@ -56,7 +56,7 @@ pub(crate) enum Part {
 pub(crate) struct Sizes {
     /// Number of starts of each kind; the median is reported
     #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    pub(crate) rounds: usize,
     /// Number of migrations
     #[arg(long, default_value_t = 10)]
     moves: usize,
