@@ -68,17 +68,18 @@ pub(super) fn server_config_with(
 
 /// Returns a client configuration that trusts `roots` and presents `identity`, if there is one.
 pub fn client_config(roots: &Roots, identity: Option<&Identity>, alpn: &[&str]) -> Result<Arc<ClientConfig>, TlsError> {
-    client_config_with(rustls::DEFAULT_VERSIONS, roots, identity, alpn)
+    client_config_with(provider(), rustls::DEFAULT_VERSIONS, roots, identity, alpn)
 }
 
-/// As [`client_config`], with these versions.
+/// As [`client_config`], with these ciphers and versions.
 pub(super) fn client_config_with(
+    provider: Arc<CryptoProvider>,
     versions: &[&'static SupportedProtocolVersion],
     roots: &Roots,
     identity: Option<&Identity>,
     alpn: &[&str],
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let builder = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .map_err(TlsError::Rustls)?
         .dangerous()
