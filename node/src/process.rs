@@ -25,7 +25,7 @@ use crate::{
     certificate,
     devices::{plugin, post_copy},
     metrics::{Metrics, domains::DomainMetrics},
-    migration::{self, Channels},
+    migration::{self, Channels, Threads},
     node_object::{heartbeat, readiness, seccomp},
     safe_dir, server,
     vmi::{self, ApiRecords, NodeHost, Vmis},
@@ -119,8 +119,8 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     for part in ["certificate", "vmis", readiness::GATE] {
         readiness.set(part, false);
     }
-    let process =
-        Process { options, client, metrics, stop, spawner, config, roots, readiness, ending: TaskTracker::new() };
+    let (threads, ending) = (Threads::start().map_err(Error::Threads)?, TaskTracker::new());
+    let process = Process { options, client, metrics, stop, spawner, config, roots, readiness, ending, threads };
     let (vmis, streams) = process.start(verbosity)?;
 
     tokio::select! {
@@ -154,6 +154,8 @@ struct Process {
     readiness: Readiness,
     /// Tasks that end by themselves after the stop, and are waited for.
     ending: TaskTracker,
+    /// Threads of migrations.
+    threads: Threads,
 }
 
 impl Process {
@@ -270,8 +272,9 @@ impl Process {
         Ok(())
     }
 
-    /// Listens for migrations from other nodes.
+    /// Listens for migrations from other nodes, on threads of their own.
     fn migrations(&self, identity: &Identity) -> Result<Channels, Error> {
+        let _entered = self.threads.enter();
         let address = SocketAddr::new(migration::address(self.options.listen), self.options.migration_port);
         let listener = listen(address)?;
         let endpoint = listener.local_addr().map_err(|source| Error::Listen { address, source })?;

@@ -12,19 +12,19 @@ use daemon::{
     tls::{Identity, Roots, listen},
 };
 use protocol::channels::Channel;
-use tokio::{net::UnixStream, runtime::Runtime};
+use tokio::net::UnixStream;
 use tonic::async_trait;
 
 use crate::{
     metrics::Metrics,
-    migration::{Channels, LauncherSocket, Migration, SourceEnd, Target, TargetEnd, serve},
-    process::{Error, runtime},
+    migration::{Channels, LauncherSocket, Migration, SourceEnd, Target, TargetEnd, Threads, serve},
+    process::Error,
 };
 
 /// Relays channels as virt-handler does, between the other end and a socket that stands for a launcher and its QEMU. Dropping it
 /// ends them.
 pub struct StandaloneChannels {
-    _runtime: Runtime,
+    _threads: Threads,
     _end: End,
 }
 
@@ -44,13 +44,13 @@ impl StandaloneChannels {
     /// # Errors
     /// When threads or TLS cannot be set up.
     pub fn source(target: SocketAddr, identity: &Identity, roots: &Roots, launcher: PathBuf) -> Result<Self, Error> {
-        let runtime = runtime().map_err(Error::Threads)?;
-        let entered = runtime.enter();
+        let threads = Threads::start().map_err(Error::Threads)?;
+        let entered = threads.enter();
         let channels = channels(SocketAddr::from(([0; 4], 0)), identity, roots)?;
         let target = Target { node: Self::TARGET.to_owned(), address: target.ip(), port: target.port() };
         let end = channels.send(migration(), target, Arc::new(Socket(launcher)));
         drop(entered);
-        Ok(Self { _runtime: runtime, _end: End::Source { _end: end } })
+        Ok(Self { _threads: threads, _end: End::Source { _end: end } })
     }
 
     /// Listens for the source and connects its channels to the QEMU at `qemu`.
@@ -58,14 +58,14 @@ impl StandaloneChannels {
     /// # Errors
     /// When threads or TLS cannot be set up, or the address cannot be used.
     pub fn target(address: SocketAddr, identity: &Identity, roots: &Roots, qemu: PathBuf) -> Result<Self, Error> {
-        let runtime = runtime().map_err(Error::Threads)?;
-        let entered = runtime.enter();
+        let threads = Threads::start().map_err(Error::Threads)?;
+        let entered = threads.enter();
         let listener = listen(address).map_err(|source| Error::Listen { address, source })?;
         let channels = channels(address, identity, roots)?;
         tokio::spawn(serve(channels.clone(), listener, CancellationToken::new()));
         let end = channels.receive(migration(), Self::SOURCE.to_owned(), Arc::new(Socket(qemu)));
         drop(entered);
-        Ok(Self { _runtime: runtime, _end: End::Target { _end: end } })
+        Ok(Self { _threads: threads, _end: End::Target { _end: end } })
     }
 }
 

@@ -8,11 +8,14 @@
 //! - [`Channels`]: start here. It registers targets and starts sources; each lasts until its guard is dropped.
 //! - [`source`]: waits for channels of the source's launcher and opens connections to the target's node.
 //! - [`server`]: accepts connections of other nodes, finds the [`target`] and connects the target's launcher.
-//! - [`frame`]: the header of a connection. [`relay`]: copies bytes, which nothing here parses. [`socket`]: sockets of a pod.
+//! - [`frame`]: the header of a connection. [`connection`]: its queues. [`relay`]: copies bytes, which nothing here parses.
+//!   [`socket`]: sockets of a pod.
+//! - [`Threads`]: the runtime of all of this.
 //!
 //! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
 //! status of the VMI, the source with the target.
 
+mod connection;
 mod frame;
 mod refusal;
 mod relay;
@@ -22,6 +25,7 @@ mod source;
 mod target;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::{
     io,
@@ -36,7 +40,7 @@ use daemon::{
     tls::{Identity, MutualTls, Roots, TlsError},
 };
 use protocol::channels::Channel;
-use tokio::{net::UnixStream, sync::Semaphore};
+use tokio::{net::UnixStream, runtime::Handle, sync::Semaphore};
 use tokio_util::sync::DropGuard;
 use tonic::async_trait;
 
@@ -44,6 +48,7 @@ use self::target::Targets;
 pub(crate) use self::{
     server::{address, follow_address, serve},
     socket::PodSocket,
+    threads::Threads,
 };
 use crate::metrics::MigrationMetrics;
 
@@ -104,11 +109,13 @@ struct Inner {
     targets: Targets,
     /// Places of channels that leave this node.
     source_places: Arc<Semaphore>,
+    runtime: Handle,
     stop: CancellationToken,
 }
 
 impl Channels {
-    /// Creates the connections of a node whose listener has the address `endpoint`. All end with `stop`.
+    /// Creates the connections of a node whose listener has the address `endpoint`. Their tasks run on the runtime of the caller. All
+    /// end with `stop`.
     pub(crate) fn new(
         endpoint: SocketAddr,
         identity: &Identity,
@@ -118,8 +125,8 @@ impl Channels {
     ) -> Result<Self, TlsError> {
         let tls = MutualTls::new(identity, roots, HANDLER_CN, PROTOCOL)?;
         let source_places = Arc::new(Semaphore::new(SOURCE_CHANNELS));
-        let endpoint = Mutex::new(endpoint);
-        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, targets: Targets::default(), source_places, stop })))
+        let (endpoint, targets, runtime) = (Mutex::new(endpoint), Targets::default(), Handle::current());
+        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, targets, source_places, runtime, stop })))
     }
 
     /// Returns address and port that other nodes dial. The port is 0 without a listener.

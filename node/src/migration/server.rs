@@ -23,9 +23,10 @@ use tokio::{
 
 use super::{
     Channels, LauncherSocket,
+    connection::{notice_loss, prepare, tcp},
     frame::Header,
     refusal::Refusal,
-    relay::{End, notice_loss, prepare, relay, tcp},
+    relay::{End, relay},
     target::Admitted,
 };
 
@@ -189,7 +190,7 @@ async fn admit(
 }
 
 async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {
-    prepare(stream, channel)?;
+    prepare(tcp(stream), channel)?;
     stream.write_all(&[CONNECTED]).await?;
     stream.flush().await
 }

@@ -17,8 +17,9 @@ use tokio::{
 
 use super::{
     Channels, LauncherSocket, Migration, Target,
+    connection::{dial, prepare, tcp},
     frame::Header,
-    relay::{End, dial, prepare, relay},
+    relay::{End, relay},
     target::CHANNELS,
 };
 
@@ -41,7 +42,8 @@ pub(super) fn start(
     launcher: Arc<dyn LauncherSocket>,
     stop: CancellationToken,
 ) {
-    tokio::spawn(async move {
+    let runtime = channels.0.runtime.clone();
+    runtime.spawn(async move {
         let source_end = SourceEnd { channels, migration, target };
         let ended = tokio::select! {
             ended = panics::catch(source_end.run(&*launcher)) => ended,
@@ -187,7 +189,7 @@ async fn connect(channels: &Channels, target: Target, header: &Header) -> io::Re
     let connected = async {
         let stream = dial(SocketAddr::new(target.address, target.port)).await?;
         let mut stream = channels.0.tls.connect(stream, handler_server_name(&target.node)).await?;
-        prepare(&stream, header.channel)?;
+        prepare(tcp(&stream), header.channel)?;
         stream.write_all(&header.encode()?).await?;
         stream.flush().await?;
         io::Result::Ok(stream)

@@ -1,5 +1,7 @@
 //! Channels that are relayed.
 
+use std::io::{Read as _, Write as _};
+
 use super::*;
 
 /// Relays `sent` and `returned` over one channel and half-closes each direction.
@@ -90,6 +92,38 @@ async fn a_reader_that_pauses_stops_the_writer() {
     let mut arrived = vec![0; written];
     soon(far.read_exact(&mut arrived)).await.unwrap();
     assert!(arrived == sent[..written]);
+}
+
+/// Makes the calling thread wait for a stream.
+fn blocking(stream: UnixStream) -> std::os::unix::net::UnixStream {
+    let stream = stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn channels_go_on_while_the_runtime_of_the_vmis_is_busy() {
+    let (authority, threads) = (Authority::new(), Threads::start().unwrap());
+    let (source, target) = {
+        let _entered = threads.enter();
+        (Node::start(&authority, SOURCE), Node::start(&authority, TARGET))
+    };
+    let (mut leaves, leaves_socket) = Launcher::new();
+    let (mut arrives, arrives_socket) = Launcher::new();
+    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut near = blocking(leaves.open(Channel::Memory).await);
+    let mut far = blocking(arrives.connect(Channel::Memory).await);
+    // The only thread of this runtime is busy from here on.
+    let sent = data(1 << 20, 3);
+    let mut arrived = vec![0; sent.len()];
+    for (sent, arrived) in sent.chunks(1 << 16).zip(arrived.chunks_mut(1 << 16)) {
+        near.write_all(sent).unwrap();
+        far.read_exact(arrived).unwrap();
+    }
+    assert!(arrived == sent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
