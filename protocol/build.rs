@@ -28,6 +28,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         )?;
     }
     std::fs::write(Path::new(&std::env::var("OUT_DIR")?).join("calls.rs"), calls)?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    tonic_prost_build::configure().codec_path("crate::codec::SmallBuffers").compile_fds(files)?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::doc_markdown, clippy::all, reason = "generated code")]
 
 pub mod channels;
+mod codec;
 pub mod features;
 pub mod holder;
 mod unary;

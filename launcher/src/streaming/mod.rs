@@ -7,12 +7,12 @@ pub(crate) mod console;
 pub(crate) mod display;
 mod replay;
 
-use std::{path::Path, time::Duration};
+use std::{io, path::Path, time::Duration};
 
 use bytes::Bytes;
 use protocol::{Chunk, ConsoleInput, MAX_CHUNK};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::AsyncWriteExt,
     net::UnixStream,
     sync::mpsc,
     time::{sleep, timeout},
@@ -56,7 +56,7 @@ pub(crate) fn pipe<T: Send + 'static>(
     guard: impl Send + 'static,
 ) -> Output {
     let (sender, receiver) = mpsc::channel(STREAM_QUEUE);
-    let (mut reader, mut writer) = socket.into_split();
+    let (reader, mut writer) = socket.into_split();
     tokio::spawn(async move {
         let from_agent = async {
             loop {
@@ -76,10 +76,15 @@ pub(crate) fn pipe<T: Send + 'static>(
             }
         };
         let mut to_agent = std::pin::pin!(async {
-            let mut buffer = vec![0; MAX_CHUNK / 2];
-            while let Ok(n) = reader.read(&mut buffer).await {
-                let data = buffer.get(..n).unwrap_or_default().to_vec();
-                if n == 0 || sender.send(Ok(Chunk { data })).await.is_err() {
+            // There is no buffer while QEMU is silent.
+            while reader.readable().await.is_ok() {
+                let mut data = Vec::with_capacity(MAX_CHUNK / 2);
+                match reader.try_read_buf(&mut data) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => data.shrink_to_fit(),
+                }
+                if sender.send(Ok(Chunk { data })).await.is_err() {
                     return;
                 }
             }

@@ -60,7 +60,7 @@ impl Metrics {
 }
 
 /// Kind of a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
     /// The serial console.
     Console,

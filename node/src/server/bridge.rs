@@ -26,6 +26,9 @@ const SILENCE: Duration = Duration::from_secs(100);
 /// Limit of the close handshake.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 
+/// Longest message with output of a console. virt-handler, virt-api and its client keep buffers of the size of the longest message while
+/// the console is idle.
+const CONSOLE_MESSAGE: usize = 4 * 1024;
 /// Longest reason of a close frame in bytes: a control frame holds 125, two of them for the code.
 const REASON: usize = 123;
 
@@ -188,21 +191,28 @@ async fn pass_output(
     let mut ping = tokio::time::interval(PING);
     ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ping.reset();
+    let longest = if kind == StreamKind::Console { CONSOLE_MESSAGE } else { usize::MAX };
     loop {
-        let message = tokio::select! {
+        let sent = tokio::select! {
             data = output.next() => match data {
                 Ok(data) => {
                     metrics.count(kind, Direction::Output, data.len());
-                    Message::Binary(data)
+                    let messages = pieces(data, longest).map(|piece| Ok(Message::Binary(piece)));
+                    to_client.send_all(&mut futures::stream::iter(messages)).await
                 }
                 Err(end) => return end,
             },
-            _ = ping.tick() => Message::Ping(Bytes::new()),
+            _ = ping.tick() => to_client.send(Message::Ping(Bytes::new())).await,
         };
-        if to_client.send(message).await.is_err() {
+        if sent.is_err() {
             return End::Broken;
         }
     }
+}
+
+/// Cuts bytes into pieces of at most this length.
+fn pieces(mut data: Bytes, longest: usize) -> impl Iterator<Item = Bytes> {
+    std::iter::from_fn(move || (!data.is_empty()).then(|| data.split_to(data.len().min(longest))))
 }
 
 #[cfg(test)]
@@ -214,6 +224,21 @@ mod tests {
         let frame = End::Refused("\u{e9}".repeat(500)).close_frame();
         assert!(frame.reason.len() <= REASON && frame.reason.chars().all(|c| c == '\u{e9}'));
         assert_eq!(frame.code, close_code::ERROR);
+    }
+
+    #[test]
+    fn bytes_are_cut_into_short_pieces() {
+        let lengths = |length: usize, longest| {
+            let data = Bytes::from((0..length).map(|at| at as u8).collect::<Vec<_>>());
+            let pieces: Vec<Bytes> = pieces(data.clone(), longest).collect();
+            assert_eq!(pieces.concat(), data);
+            pieces.iter().map(Bytes::len).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(10, 4), [4, 4, 2]);
+        assert_eq!(lengths(8, 4), [4, 4]);
+        assert_eq!(lengths(3, 4), [3]);
+        assert_eq!(lengths(3, usize::MAX), [3]);
+        assert_eq!(lengths(0, 4), [0_usize; 0]);
     }
 
     #[test]

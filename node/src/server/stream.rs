@@ -25,8 +25,8 @@ use crate::{
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
 /// Largest message. virt-api, the only client, forwards pieces of half this size.
 const MAX_MESSAGE: usize = 128 * 1024;
-/// Read buffer of a connection. Keystrokes are small, and there can be many connections.
-const READ_BUFFER: usize = 16 * 1024;
+/// Read buffer of a connection, allocated as long as the connection exists. Keystrokes are small, and there can be many connections.
+const READ_BUFFER: usize = 4 * 1024;
 /// Bytes that may wait for a client before the launcher is delayed.
 const WRITE_LIMIT: usize = 4 * MAX_CHUNK;
 

@@ -23,7 +23,7 @@ use futures::{
     future::{Either, join, select},
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::{
         TcpStream, UdpSocket,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -46,8 +46,8 @@ use super::{
     websocket::close_and_drain,
 };
 
-/// Most bytes read from the guest at once; a UDP datagram is never larger.
-const CHUNK: usize = 64 << 10;
+/// Most bytes read from the guest at once: with the header of their frame four whole records of TLS. A UDP datagram is never larger.
+const CHUNK: usize = (64 << 10) - 4;
 /// Time without a message after which a client without half-close counts as done: long enough for messages under way, short
 /// enough for programs that read until the end of the guest's bytes.
 const QUIET: Duration = Duration::from_millis(500);
@@ -57,8 +57,8 @@ const REST: Duration = Duration::from_secs(1);
 const PING: &[u8] = b"keep alive";
 
 enum Reader {
-    Tcp(OwnedReadHalf, BytesMut),
-    Udp(Arc<UdpSocket>, Vec<u8>),
+    Tcp(OwnedReadHalf),
+    Udp(Arc<UdpSocket>),
 }
 
 enum Writer {
@@ -67,22 +67,26 @@ enum Writer {
 }
 
 impl Reader {
-    /// Reads the next bytes, or datagram; `None` at the end. Cancel safe.
+    /// Reads the next bytes, or datagram; `None` at the end. Cancel safe. There is no buffer while the guest is silent.
     async fn read(&mut self) -> io::Result<Option<Bytes>> {
-        match self {
-            Self::Tcp(half, buffer) => {
-                buffer.reserve(CHUNK);
-                let length = half.read_buf(buffer).await?;
-                Ok((length > 0).then(|| buffer.split().freeze()))
+        loop {
+            match self {
+                Self::Tcp(half) => half.readable().await?,
+                Self::Udp(socket) => socket.readable().await?,
             }
-            Self::Udp(socket, buffer) => loop {
-                match socket.recv(buffer).await {
-                    Ok(length) => return Ok(Some(Bytes::copy_from_slice(&buffer[..length]))),
-                    // No program listens at the port now; datagrams may be lost.
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                    Err(error) => return Err(error),
-                }
-            },
+            let mut buffer = BytesMut::with_capacity(CHUNK);
+            let (read, ends) = match self {
+                Self::Tcp(half) => (half.try_read_buf(&mut buffer), true),
+                Self::Udp(socket) => (socket.try_recv_buf(&mut buffer), false),
+            };
+            match read {
+                Ok(0) if ends => return Ok(None),
+                Ok(_) => return Ok(Some(buffer.freeze())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // No program listens at the port now; datagrams may be lost.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !ends => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 }
@@ -116,11 +120,11 @@ fn halves(connection: Connection) -> (Reader, Writer) {
     match connection {
         Connection::Tcp(stream) => {
             let (read, write) = TcpStream::into_split(stream);
-            (Reader::Tcp(read, BytesMut::new()), Writer::Tcp(write))
+            (Reader::Tcp(read), Writer::Tcp(write))
         }
         Connection::Udp(socket) => {
             let socket = Arc::new(socket);
-            (Reader::Udp(socket.clone(), vec![0; CHUNK]), Writer::Udp(socket))
+            (Reader::Udp(socket.clone()), Writer::Udp(socket))
         }
     }
 }

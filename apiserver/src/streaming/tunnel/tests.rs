@@ -1,7 +1,7 @@
 //! A tunnel between a client and a guest that the test plays.
 
 use tokio::{
-    io::{DuplexStream, duplex},
+    io::{AsyncReadExt, DuplexStream, duplex},
     net::TcpListener,
     task::JoinHandle,
 };
