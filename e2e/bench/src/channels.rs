@@ -8,10 +8,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, SocketAddr},
-    os::{
-        fd::AsFd,
-        unix::net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, mpsc},
@@ -19,14 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use ferrovirt_e2e_cluster::host;
 use protocol::channels::{AWAIT, Channel};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 use tokio_tun::Tun;
 
-use crate::{Figures, median};
+use crate::{Figures, median, netns::within};
 
 /// Bytes before the measurement: the windows of the connection grow.
 const WARM_UP: u64 = 256 << 20;
@@ -263,20 +259,12 @@ fn interface(runtime: &Runtime, namespace: &'static str, own: Ipv4Addr, other: I
     let status = Command::new("ip").args(["netns", "add", namespace]).status().context("cannot run ip")?;
     ensure!(status.success(), "ip netns add {namespace}: {status}");
     let handle = runtime.handle().clone();
-    // A thread of its own, which cannot leave the network namespace.
-    let created = thread::spawn(move || -> Result<Tun> {
-        let path = host::namespace_path(namespace);
-        let file = fs::File::open(&path).with_context(|| path.display().to_string())?;
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+    within(host::namespace_path(namespace), move || {
         let _entered = handle.enter();
         let built = Tun::builder().name("bench").mtu(MTU).address(own).destination(other).up().build();
         let mut queues = built.context("cannot create the interface")?;
         queues.pop().context("the interface has no queue")
-    });
-    match created.join() {
-        Ok(created) => created,
-        Err(_) => bail!("the thread that creates the interface has ended"),
-    }
+    })
 }
 
 /// Passes packets on, each a while after it came.

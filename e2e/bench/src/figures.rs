@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::repository;
 pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 31] = [
+const TARGETS: [(&str, f64); 32] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("pod_status_patch_over_without_policies", 1.03),
@@ -36,6 +36,7 @@ const TARGETS: [(&str, f64); 31] = [
     ("migration_over_plain", 1.3),
     ("migration_begin_over_pod", 1.5),
     ("migration_blackout_over_plain", 2.0),
+    ("portforward_direct_over_forwarded", 1.25),
     ("channel_1ms_time_over_before", 0.5),
     ("channel_cpu_over_before", 0.85),
     ("migration_max_over_median", 3.0),
@@ -91,6 +92,7 @@ pub(crate) fn compare(figures: &mut Figures) {
         ),
         ("migration_begin_over_pod", ratio("migration_begin_s", "pod_beside_migration_running_s")),
         ("migration_blackout_over_plain", ratio("migration_blackout_ms", "plain_blackout_ms")),
+        ("portforward_direct_over_forwarded", ratio("portforward_direct_mib_s", "portforward_mib_s")),
         ("channel_1ms_time_over_before", ratio("channel_1ms_s_per_gib", "before_channel_1ms_s_per_gib")),
         ("channel_cpu_over_before", ratio("channel_cpu_s_per_gib", "before_channel_cpu_s_per_gib")),
         ("webhook_attacked_over_quiet", ratio("webhook_attacked_p99_ms", "webhook_p99_ms")),

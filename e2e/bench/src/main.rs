@@ -24,6 +24,7 @@ mod lane;
 mod leader;
 mod memory;
 mod migration;
+mod netns;
 mod parts;
 mod policies;
 mod pools;

@@ -1,15 +1,19 @@
-//! Measures the throughput of a forwarded port, compared with `kubectl port-forward` to a pod that serves the same bytes.
+//! Measures the throughput of a forwarded port, compared with `kubectl port-forward` to a pod that serves the same bytes, and with the same
+//! download from the guest without a proxy.
 //!
-//! A web server sends the bytes: in the guest behind its emulated network card, and in a pod. The ratio therefore includes the
+//! A web server sends the bytes: in the guest behind its emulated network card, and in a pod. The ratio to the pod therefore includes the
 //! cost of emulation. A download takes a fifth of a second, so the median of several is reported.
 
 use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
     process::Stdio,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Story, kubeconfig};
+use ferrovirt_e2e_cluster::host;
+use ferrovirt_e2e_tests::{Story, kubeconfig, own_cluster};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -17,8 +21,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{Figures, median};
+use crate::{Figures, median, netns::within};
 
+/// Port of the server.
+const PORT: u16 = 8080;
 /// Size of the download.
 const MIB: usize = 32;
 /// Downloads of each kind.
@@ -29,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Measures both ways once.
 pub(crate) async fn measure(story: &Story, figures: &mut Figures) -> Result<()> {
     let serve =
-        format!("mkdir -p /tmp/www; dd if=/dev/zero of=/tmp/www/f bs=1M count={MIB}; httpd -p 8080 -h /tmp/www");
+        format!("mkdir -p /tmp/www; dd if=/dev/zero of=/tmp/www/f bs=1M count={MIB}; httpd -p {PORT} -h /tmp/www");
     story
         .apply(&format!(
             "
@@ -68,6 +74,13 @@ spec:
     let port = free_port().await?;
     let guest =
         fetch(story.virt_command(&["port-forward", "vmi/server"]), port).await.context("kubectl virt port-forward")?;
+    if let Some(plan) = own_cluster()? {
+        let vmi = story.get("vmi", "server").await?;
+        let address = vmi["status"]["interfaces"][0]["ipAddress"].as_str().context("the VMI has no address")?;
+        let namespace = host::namespace_path(&plan.node(1).namespace);
+        let direct = fetch_directly(&namespace, address.parse()?).await.context("download without a proxy")?;
+        figures.insert("portforward_direct_mib_s".into(), direct);
+    }
     story.delete("Pod", "server").await?;
     story.delete("vmi", "server").await?;
     figures.insert("portforward_mib_s".into(), guest);
@@ -82,7 +95,7 @@ async fn free_port() -> Result<u16> {
 /// Returns MiB per second through the local port that the command forwards.
 async fn fetch(mut command: Command, port: u16) -> Result<f64> {
     let mut forward = command
-        .arg(format!("{port}:8080"))
+        .arg(format!("{port}:{PORT}"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .kill_on_drop(true)
@@ -99,7 +112,8 @@ async fn fetch_when_served(forward: &mut Child, port: u16) -> Result<f64> {
         if let Some(status) = forward.try_wait()? {
             bail!("ended with {status}");
         }
-        match fetch_once(port).await {
+        let fetched = async { download(TcpStream::connect(("127.0.0.1", port)).await?).await };
+        match fetched.await {
             Ok(rate) => rates.push(rate),
             Err(_) => sleep(Duration::from_millis(500)).await,
         }
@@ -107,8 +121,22 @@ async fn fetch_when_served(forward: &mut Child, port: u16) -> Result<f64> {
     median(&rates).context("no download succeeded")
 }
 
-async fn fetch_once(port: u16) -> Result<f64> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+/// Returns MiB per second from the guest's address to a node.
+async fn fetch_directly(namespace: &Path, address: IpAddr) -> Result<f64> {
+    let mut rates = Vec::new();
+    for _ in 0..DOWNLOADS {
+        let stream = within(namespace.to_owned(), move || {
+            let stream = std::net::TcpStream::connect_timeout(&SocketAddr::new(address, PORT), TIMEOUT)?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        })?;
+        let stream = TcpStream::from_std(stream)?;
+        rates.push(timeout(TIMEOUT, download(stream)).await.context("no answer in time")??);
+    }
+    median(&rates).context("no download")
+}
+
+async fn download(mut stream: TcpStream) -> Result<f64> {
     stream.write_all(b"GET /f HTTP/1.0\r\n\r\n").await?;
     let mut buffer = vec![0_u8; 64 * 1024];
     // The clock starts with the first bytes, which excludes the start of the server.
