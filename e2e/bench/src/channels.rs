@@ -208,7 +208,8 @@ impl End {
     fn cpu(&self) -> Result<Duration> {
         let mut nanoseconds = 0;
         for thread in fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
-            let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+            // A thread that was idle for long may have ended.
+            let Ok(text) = fs::read_to_string(thread?.path().join("schedstat")) else { continue };
             let first = text.split(' ').next().and_then(|word| word.parse::<u64>().ok());
             nanoseconds += first.with_context(|| format!("no CPU time: {text}"))?;
         }

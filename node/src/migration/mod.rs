@@ -8,8 +8,8 @@
 //! - [`Channels`]: start here. It registers targets and starts sources; each lasts until its guard is dropped.
 //! - [`source`]: waits for channels of the source's launcher and opens connections to the target's node.
 //! - [`server`]: accepts connections of other nodes, finds the [`target`] and connects the target's launcher.
-//! - [`frame`]: the header of a connection. [`connection`]: its queues. [`relay`]: copies bytes, which nothing here parses.
-//!   [`socket`]: sockets of a pod.
+//! - [`frame`]: the header of a connection. [`connection`]: its queues. [`relay`]: copies bytes, which nothing here parses;
+//!   [`gathered`]: large reads. [`socket`]: sockets of a pod.
 //! - [`Threads`]: the runtime of all of this.
 //!
 //! Both ends show the certificate of their virt-handler, which names the node. The target compares it with the source in the
@@ -17,6 +17,7 @@
 
 mod connection;
 mod frame;
+mod gathered;
 mod refusal;
 mod relay;
 mod server;

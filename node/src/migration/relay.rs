@@ -17,6 +17,7 @@ use tokio::{
     net::UnixStream,
 };
 
+use super::gathered::Gathered;
 use crate::metrics::OpenChannel;
 
 /// Buffer of the direction in which guest memory and disks are copied.
@@ -47,7 +48,7 @@ pub(super) async fn relay(
         End::Target => (SMALL, bulk),
     };
     let mut launcher = Counted { inner: launcher, sent: open.sent(), received: open.received() };
-    let mut other_node = other_node;
+    let mut other_node = Gathered::new(other_node);
     copy_bidirectional_with_sizes(&mut launcher, &mut other_node, sent, received).await.map(drop)
 }
 
