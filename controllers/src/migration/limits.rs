@@ -2,7 +2,7 @@
 //!
 //! | phase | waits for | after the limit |
 //! |---|---|---|
-//! | Pending with a target pod, Scheduling | target pod, attachment pod | Failed; the pods are deleted |
+//! | Pending with a target pod, Scheduling | target pod, attachment pod, volumes that leave | Failed; the pods are deleted |
 //! | Scheduled | the hand-off | Failed; the pods are deleted |
 //! | PreparingTarget | virt-handler of the target | Failed, recorded on the VMI: the source cannot have begun |
 //! | TargetReady, Running | virt-handler of the source | Failed; an abort is requested, and the pods stay until it is answered |
@@ -16,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
 use super::{Observed, backoff::entered, seconds, target};
-use crate::resources::vmis::node_name;
+use crate::{resources::vmis::node_name, vmi::leaving_volume};
 
 /// Time in which a virt-handler or virt-controller takes a step.
 const STEP: SignedDuration = SignedDuration::from_mins(5);
@@ -85,10 +85,10 @@ pub(super) fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> 
 fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedDuration, String)> {
     let pod = observed.target()?;
     let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let what = if target::runs(observed) {
-        format!("the attachment pod of target pod {name} was not ready")
-    } else {
-        format!("target pod {name} did not run")
+    let what = match observed.vmi.as_deref().and_then(leaving_volume) {
+        _ if !target::runs(observed) => format!("target pod {name} did not run"),
+        Some(volume) => format!("the guest did not release volume {volume}, which was removed,"),
+        None => format!("the attachment pod of target pod {name} was not ready"),
     };
     let attachment = target::attachment(observed).map(|pod| &pod.metadata);
     let created = [Some(&pod.metadata), attachment].into_iter().flatten();

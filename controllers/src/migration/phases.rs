@@ -192,8 +192,8 @@ fn advance(observed: &Observed, phase: &MigrationPhase, wake: &mut Option<Durati
         }
         MigrationPhase::Pending if state.is_some() => Some(MigrationPhase::Scheduling),
         MigrationPhase::Pending => {
-            let is_provided =
-                observed.target().is_some() && (plugs_nothing(vmi) || (runs && target::has_attachments(observed, vmi)));
+            let is_provided = observed.target().is_some()
+                && (plugs_nothing(observed, vmi) || (runs && target::has_attachments(observed, vmi)));
             is_provided.then_some(MigrationPhase::Scheduling)
         }
         MigrationPhase::Scheduling if state.is_some() => Some(MigrationPhase::Scheduled),
@@ -207,6 +207,6 @@ fn advance(observed: &Observed, phase: &MigrationPhase, wake: &mut Option<Durati
     }
 }
 
-fn plugs_nothing(vmi: &VirtualMachineInstance) -> bool {
-    *vmi.phase() != VmiPhase::Running || plugged_volumes(vmi).is_empty()
+fn plugs_nothing(observed: &Observed, vmi: &VirtualMachineInstance) -> bool {
+    *vmi.phase() != VmiPhase::Running || plugged_volumes(vmi, &observed.attachments).is_empty()
 }

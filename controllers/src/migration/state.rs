@@ -31,7 +31,8 @@ pub(super) fn hand_over(
 ) -> Result<(), serde_json::Error> {
     let Some(pod) = observed.target().filter(|_| target::runs(observed)) else { return Ok(()) };
     let (source, node) = (node_name(vmi).unwrap_or_default(), pod.node_name.as_deref().unwrap_or_default());
-    let is_wrong = source == node || target::is_no_refuge(observed);
+    // A volume can have been plugged in meanwhile.
+    let is_wrong = source == node || target::is_no_refuge(observed) || !target::has_attachments(observed, vmi);
     if is_wrong || *vmi.phase() != VmiPhase::Running || vmi.is_handed_off() {
         return target::provide(observed, vmi, decision);
     }

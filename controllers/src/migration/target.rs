@@ -13,7 +13,7 @@ use crate::{
     launcher_pod::{self, Inputs, Target, Use},
     resources::{attachments::CachedAttachment, pods::CachedPod},
     runtime::{Decision, Effect, Event, Kind},
-    vmi::plugged_volumes,
+    vmi::{leaving_volume, plugged_volumes},
 };
 
 /// Seconds after which an unschedulable pod is deleted.
@@ -46,17 +46,23 @@ pub(super) fn attachments_of<'a>(
     observed.attachments.iter().map(AsRef::as_ref).filter(move |attachment| attachment.is_of(pod))
 }
 
-/// Returns the pod that attaches the volumes to the target pod.
+/// Returns the pod that attaches the volumes to the target pod: all that the source has by now.
 pub(super) fn attachment(observed: &Observed) -> Option<&CachedAttachment> {
     let target = observed.target()?;
-    let usable = |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting();
+    let plugged = observed.vmi.as_deref().map(|vmi| plugged_volumes(vmi, &observed.attachments)).unwrap_or_default();
+    let has_all = |attachment: &CachedAttachment| {
+        plugged.iter().all(|volume| attachment.claims.get(volume.name).is_some_and(|claim| claim == volume.claim))
+    };
+    let usable =
+        |attachment: &&CachedAttachment| attachment.answers && !attachment.is_deleting() && has_all(attachment);
     let usable = attachments_of(observed, target).filter(usable);
     usable.min_by_key(|attachment| attachment.metadata.creation_timestamp.as_ref().map(|at| at.0))
 }
 
-/// Returns true if the target pod has all volumes of the source.
+/// Returns true if the target pod has all volumes of the source. One that leaves the guest has to leave first.
 pub(super) fn has_attachments(observed: &Observed, vmi: &VirtualMachineInstance) -> bool {
-    plugged_volumes(vmi).is_empty() || attachment(observed).is_some_and(|attachment| attachment.ready)
+    let has_pod = || attachment(observed).is_some_and(|attachment| attachment.ready);
+    leaving_volume(vmi).is_none() && (plugged_volumes(vmi, &observed.attachments).is_empty() || has_pod())
 }
 
 /// Creates the target pod and the pod that attaches its volumes, and deletes those that are not of use.
@@ -80,7 +86,7 @@ pub(super) fn provide(
         delete(observed, target, "pod {pod} on a node that is being drained is deleted", decision);
         return Ok(());
     }
-    if runs(observed) && !plugged_volumes(vmi).is_empty() && attachment(observed).is_none() {
+    if runs(observed) && !plugged_volumes(vmi, &observed.attachments).is_empty() && attachment(observed).is_none() {
         create_attachment(observed, vmi, target, decision)?;
     }
     limit_time(observed, vmi, target, decision);
@@ -145,7 +151,7 @@ fn create_attachment(
     if observed.must_wait(event::FAILED_CREATE, decision) {
         return Ok(());
     }
-    let volumes: Option<Vec<Attached<'_>>> = plugged_volumes(vmi)
+    let volumes: Option<Vec<Attached<'_>>> = plugged_volumes(vmi, &observed.attachments)
         .into_iter()
         .map(|volume| {
             let claim = observed.claims.get(volume.claim)?;

@@ -14,7 +14,7 @@ use super::{
     gate::Full,
     target,
 };
-use crate::{launcher_pod::with_unoffered, resources::pods::CachedPod, runtime::Decision};
+use crate::{launcher_pod::with_unoffered, resources::pods::CachedPod, runtime::Decision, vmi::leaving_volume};
 
 /// Time after which a wait shows. Most are shorter.
 const SHOWN_AFTER: SignedDuration = SignedDuration::from_secs(5);
@@ -110,6 +110,10 @@ fn for_target(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod
     if let Some((reason, message)) = waiting.or(warning).filter(|_| pod.is_starting()) {
         let message = format!("target pod {name} does not start: {reason}: {message}");
         return Some(Wait::new("TargetPodNotStarted", message));
+    }
+    if let Some(volume) = leaving_volume(vmi).filter(|_| target::runs(observed)) {
+        let message = format!("the guest has not released volume {volume}, which was removed");
+        return Some(Wait::new("VolumeNotReleased", message));
     }
     if target::runs(observed) && !target::has_attachments(observed, vmi) {
         let message = format!("the attachment pod of target pod {name} is not ready");

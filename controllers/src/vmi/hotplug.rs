@@ -4,12 +4,14 @@
 //!                    claim            attachment pod           virt-handler        virt-handler
 //!  (no entry) ──> Pending/Bound ──────> AttachedToNode ──────> MountedToPod ──────> Ready
 //!                                            removed from the spec │ virt-handler     │
-//!  (no entry) <── Detaching <── UnMountedFromPod <─────────────────┴──────────────────┘
+//!  (no entry) <────────────────────── UnMountedFromPod <───────────┴──────────────────┘
 //! ```
 //! Each volume has a pod of its own: a claim that is missing or cannot be attached delays no other. A claim that its DataVolume fills
-//! is attached afterwards; one that waits for its first consumer gets a pod that is that and ends at once. A pod is deleted once
-//! virt-handler has taken its volume from the launcher. The target of a migration gets one pod with all volumes from the migration
-//! controller; it is taken over when the guest has moved, and holds its claims until the last of them is unplugged.
+//! is attached afterwards; one that waits for its first consumer gets a pod that is that and ends at once. The status names a pod
+//! before it runs: virt-handler waits for its socket. An entry goes once virt-handler has taken the volume from the launcher. Its pod
+//! is deleted then and ends later; label and owner lead to it, so a pod without an entry is found by every decision about the VMI.
+//! The target of a migration gets one pod with all volumes from the migration controller; it is taken over when the guest has moved,
+//! and holds its claims until the last of them is unplugged.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -43,7 +45,6 @@ mod phase {
     pub(super) const ATTACHED: &str = "AttachedToNode";
     pub(super) const MOUNTED: &str = "MountedToPod";
     pub(super) const READY: &str = "Ready";
-    pub(super) const DETACHING: &str = "Detaching";
 }
 
 /// Reason of a volume whose claim is not attached yet.
@@ -54,8 +55,7 @@ const REPLACEMENT_AGE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Reasons that this controller writes, as events need them.
-const REASONS: [&str; 4] =
-    [reason::FAILED_PVC_NOT_FOUND, CLAIM_NOT_READY, event::SUCCESSFUL_CREATE, event::SUCCESSFUL_DELETE];
+const REASONS: [&str; 3] = [reason::FAILED_PVC_NOT_FOUND, CLAIM_NOT_READY, event::SUCCESSFUL_CREATE];
 
 /// A hot-plugged volume.
 #[derive(Clone, Copy)]
@@ -103,16 +103,32 @@ pub(crate) struct PluggedVolume<'a> {
 }
 
 /// Returns the hot-plugged volumes that the launcher pod has and that move with the guest: neither claims for memory dumps, which the
-/// guest does not see, nor utility volumes, which prevent a migration.
-pub(crate) fn plugged_volumes(instance: &VirtualMachineInstance) -> Vec<PluggedVolume<'_>> {
+/// guest does not see, nor utility volumes, which prevent a migration. `attachments`: the attachment pods of the VMI.
+pub(crate) fn plugged_volumes<'a>(
+    instance: &'a VirtualMachineInstance,
+    attachments: &[Arc<CachedAttachment>],
+) -> Vec<PluggedVolume<'a>> {
+    // A claim that cannot be mounted delays no migration: virt-handler takes a volume only from a pod that runs.
+    let is_served = |entry: &VolumeStatus| {
+        let uid = entry.hotplug_volume.as_ref().and_then(|attachment| attachment.attach_pod_uid.as_deref());
+        is_handed_over(entry) || attachments.iter().any(|pod| pod.ready && pod.metadata.uid.as_deref() == uid)
+    };
     let moves = |name: &str| {
         let of_dump = instance.spec.volumes.iter().any(|volume| volume.name == name && volume.memory_dump.is_some());
-        !of_dump && entry_of(instance, name).is_some_and(|entry| entry.hotplug_volume.is_some() && is_in_use(entry))
+        let is_plugged = |entry: &VolumeStatus| entry.hotplug_volume.is_some() && is_in_use(entry) && is_served(entry);
+        !of_dump && entry_of(instance, name).is_some_and(is_plugged)
     };
     hotplugged(instance)
         .filter(|volume| !volume.utility && moves(volume.name))
         .map(|volume| PluggedVolume { name: volume.name, claim: volume.claim, read_only: volume.read_only })
         .collect()
+}
+
+/// Returns a volume that has left the spec while the guest has its disk. No target of a migration gets it.
+pub(crate) fn leaving_volume(instance: &VirtualMachineInstance) -> Option<&str> {
+    let entries = instance.status.iter().flat_map(|status| &status.volume_status);
+    let mut disks = entries.filter(|entry| entry.hotplug_volume.is_some() && !entry.target.is_empty());
+    disks.find(|entry| hotplugged(instance).all(|volume| volume.name != entry.name)).map(|entry| entry.name.as_str())
 }
 
 /// Returns true if the launcher pod has the volume of a status entry. virt-handler owns its phase.
@@ -175,9 +191,7 @@ pub(super) fn update_status(observed: &Observed, launcher: Option<&CachedPod>, e
         update_entry(entry, serving.get(volume.name).copied(), volume, claim, unready);
     }
     let is_wanted = |name: &str| hotplugged(&observed.instance).any(|volume| volume.name == name);
-    entries.retain_mut(|entry| {
-        entry.hotplug_volume.is_none() || is_wanted(&entry.name) || detach(entry, &observed.attachments)
-    });
+    entries.retain(|entry| entry.hotplug_volume.is_none() || is_wanted(&entry.name) || is_in_use(entry));
     api::persistent_state::sort_volumes(entries);
 }
 
@@ -200,9 +214,11 @@ fn update_entry(
     claim: Option<&CachedClaim>,
     unready: Option<String>,
 ) {
+    // A pod cannot start before its claim is bound. kubelet reports a container that runs up to a second late.
+    let is_bound = claim.is_some_and(|claim| claim.phase == "Bound");
     entry.hotplug_volume = Some(HotplugVolumeStatus {
         attach_pod_name: pod.and_then(|pod| pod.metadata.name.clone()),
-        attach_pod_uid: pod.filter(|pod| pod.ready).and_then(|pod| pod.metadata.uid.clone()),
+        attach_pod_uid: pod.filter(|pod| is_bound || pod.ready).and_then(|pod| pod.metadata.uid.clone()),
     });
     // A volume in the launcher stays there when its pod is replaced.
     if is_handed_over(entry) {
@@ -228,24 +244,6 @@ fn update_entry(
     entry.phase = Some(phase.to_owned());
     entry.reason = Some(reason.to_owned());
     entry.message = Some(message);
-}
-
-/// Updates the entry of a volume that has left the spec. Returns false when nothing is left of it.
-fn detach(entry: &mut VolumeStatus, attachments: &[Arc<CachedAttachment>]) -> bool {
-    if is_in_use(entry) {
-        return true;
-    }
-    let mut pods = attachments.iter().filter(|pod| pod.claims.contains_key(&entry.name)).peekable();
-    if pods.peek().is_none() {
-        return false;
-    }
-    entry.phase = Some(phase::DETACHING.to_owned());
-    if let Some(pod) = pods.find(|pod| pod.is_deleting()) {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
-        entry.reason = Some(event::SUCCESSFUL_DELETE.to_owned());
-        entry.message = Some(format!("Deleted hotplug attachment pod {name}, for volume {}", entry.name));
-    }
-    true
 }
 
 /// Returns the events of changed entries.
@@ -413,9 +411,18 @@ fn needs(
     if hotplugged(&observed.instance).any(|wanted| wanted.name == volume) {
         return serving.get(volume).is_some_and(|serving| serving.metadata.uid == pod.metadata.uid);
     }
+    // A volume that leaves keeps the name of its pod, which a migration can have replaced by one of another launcher.
+    let is_of_launcher = |name: &str| {
+        let mut others = observed.attachments.iter();
+        others.any(|other| {
+            other.metadata.name.as_deref() == Some(name)
+                && other.metadata.owner_references == pod.metadata.owner_references
+        })
+    };
     entry_of(&observed.instance, volume).is_some_and(|entry| {
         let attachment = entry.hotplug_volume.as_ref();
         let from = attachment.and_then(|attachment| attachment.attach_pod_name.as_deref());
-        is_in_use(entry) && from.is_none_or(|from| pod.metadata.name.as_deref() == Some(from))
+        let is_from = |from: &str| pod.metadata.name.as_deref() == Some(from) || !is_of_launcher(from);
+        is_in_use(entry) && from.is_none_or(is_from)
     })
 }

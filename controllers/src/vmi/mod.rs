@@ -50,7 +50,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 pub(crate) use self::{
     controller::{Vmis, definitions, namespace_limits},
-    hotplug::plugged_volumes,
+    hotplug::{leaving_volume, plugged_volumes},
     ineffective::{Cause, ineffective},
     pods::present_pod,
 };

@@ -1,7 +1,7 @@
 //! Tests of the target pod, the hand-off and the abort.
 
 use super::*;
-use crate::runtime::Failure;
+use crate::{runtime::Failure, vmi::plugged_volumes};
 
 #[test]
 fn admitted_migration_gets_a_pod() {
@@ -231,18 +231,19 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
     assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "t");
     assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["devicePath"], "/path/data/cu");
     assert!(entered(&decision, 1).is_empty());
-    let attachment = |ready: bool, phase: &str| {
+    let attachment = |ready: bool, phase: &str, volume: &str| {
         let owner =
             json!([{"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-t", "uid": "t", "controller": true}]);
         let metadata = json!({"name": "hp-2", "namespace": "d", "uid": "h2", "ownerReferences": owner});
         let metadata = serde_json::from_value(metadata).unwrap();
         let (answers, phase) = (true, phase.to_owned());
-        [Arc::new(CachedAttachment { metadata, answers, ready, phase, ..CachedAttachment::default() })]
+        let claims = BTreeMap::from([(volume.to_owned(), "c".to_owned())]);
+        [Arc::new(CachedAttachment { metadata, answers, ready, phase, claims, ..CachedAttachment::default() })]
     };
     for (ready, phase, expected) in
         [(false, "Pending", &[][..]), (true, "Running", &["Scheduling", "Scheduled"]), (false, "Failed", &["Failed"])]
     {
-        let attachments = attachment(ready, phase);
+        let attachments = attachment(ready, phase, "data");
         let observed = Observed {
             claims: claims.clone(),
             attachments: attachments.to_vec(),
@@ -253,5 +254,63 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
         let state = patch_of(&decision, Kind::Instance).map(|patch| patch["status"]["migrationState"].clone());
         let uid = state.map(|state| state["targetAttachmentPodUID"].clone());
         assert_eq!(uid, ready.then(|| json!("h2")), "{phase}");
+    }
+    // The volume was plugged in after the pod of another one was made, and after the target was scheduled.
+    for phase in ["Pending", "Scheduling", "Scheduled"] {
+        let (waiting, other) = (migration(phase, &json!({})), attachment(true, "Running", "other"));
+        let late =
+            Observed { claims: claims.clone(), attachments: other.to_vec(), ..observed(&waiting, Some(&idle), &pods) };
+        let decision = decide(&late).unwrap();
+        let volumes = created_pod(&decision).map(|pod| pod["spec"]["volumes"][1]["name"].clone());
+        assert_eq!(volumes, Some(json!("data")), "{phase}");
+        assert_eq!(patch_of(&decision, Kind::Instance), None, "{phase}");
+    }
+}
+
+#[test]
+fn volumes_that_the_launcher_does_not_get_delay_no_migration() {
+    let pod = |ready: bool| {
+        let metadata = serde_json::from_value(json!({"name": "hp", "namespace": "d", "uid": "h"})).unwrap();
+        [Arc::new(CachedAttachment { metadata, ready, answers: true, ..CachedAttachment::default() })]
+    };
+    // Phase, UID in the status, the pod runs; the volume moves.
+    for (phase, uid, ready, moves) in [
+        ("Bound", Some("h"), true, false),
+        ("AttachedToNode", None, true, false),
+        // Its claim cannot be mounted, or not yet.
+        ("AttachedToNode", Some("h"), false, false),
+        ("AttachedToNode", Some("h"), true, true),
+        ("MountedToPod", Some("h"), false, true),
+        // Its pod was lost.
+        ("Ready", None, false, true),
+        ("UnMountedFromPod", Some("h"), true, false),
+    ] {
+        let plugged = vmi(&json!({
+            "spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}]},
+            "status": {"volumeStatus": [{"name": "data", "target": "", "phase": phase,
+                "hotplugVolume": {"attachPodName": "hp", "attachPodUID": uid}}]},
+        }));
+        assert_eq!(!plugged_volumes(&plugged, &pod(ready)).is_empty(), moves, "{phase} {uid:?} {ready}");
+    }
+}
+
+#[test]
+fn volume_that_was_removed_leaves_the_guest_before_a_migration() {
+    let removed = |target: &str| {
+        vmi(&json!({"status": {"volumeStatus": [{"name": "data", "target": target, "phase": "Ready",
+            "hotplugVolume": {"attachPodName": "hp", "attachPodUID": "h"}}]}}))
+    };
+    let pods = [source(), target(&json!({}))];
+    // Phase, device of the guest, phases that are entered; the migration is handed over.
+    for (phase, device, expected, is_handed_over) in [
+        ("Scheduling", "sda", &[][..], false),
+        ("Scheduled", "sda", &[], false),
+        ("Scheduling", "", &["Scheduled"], true),
+        ("Scheduled", "", &[], true),
+    ] {
+        let decision = decided(&migration(phase, &json!({})), Some(&removed(device)), &pods);
+        assert_eq!(entered(&decision, 1), expected, "{phase} {device}");
+        assert_eq!(patch_of(&decision, Kind::Instance).is_some(), is_handed_over, "{phase} {device}");
+        assert!(created_pod(&decision).is_none(), "{phase} {device}");
     }
 }

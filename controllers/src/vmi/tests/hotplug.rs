@@ -150,18 +150,21 @@ fn utility_volume_is_attached_unless_its_claim_is_a_block_device() {
 fn entry_follows_its_pod_until_virt_handler_owns_it() {
     let starting = json!({"status": {"phase": "Pending", "containerStatuses": null}});
     let created = "Created hotplug attachment pod hp-a, for volume a";
-    // phase before, pod, expected phase, UID of the pod
-    for (phase, pod, expected, uid) in [
-        ("Bound", &starting, "AttachedToNode", Value::Null),
-        ("Bound", &json!({}), "AttachedToNode", json!("uid-a")),
+    let pending = "PVC is in phase ClaimPending";
+    // phase before, claim, pod, expected phase, message and UID of the pod
+    for (phase, claim, pod, expected, message, uid) in [
+        // A pod cannot start before its claim is bound.
+        ("Bound", "Pending", &starting, "Pending", pending, Value::Null),
+        ("Bound", "Bound", &starting, "AttachedToNode", created, json!("uid-a")),
+        ("Bound", "Bound", &json!({}), "AttachedToNode", created, json!("uid-a")),
         // Plugged in again before the pod was deleted.
-        ("Detaching", &json!({}), "AttachedToNode", json!("uid-a")),
-        ("UnMountedFromPod", &json!({}), "AttachedToNode", json!("uid-a")),
+        ("Detaching", "Bound", &json!({}), "AttachedToNode", created, json!("uid-a")),
+        ("UnMountedFromPod", "Bound", &json!({}), "AttachedToNode", created, json!("uid-a")),
     ] {
         let instance = with_volumes(&["a"], &json!([{"name": "a", "target": "", "phase": phase, "hotplugVolume": {}}]));
-        let decision = decided_with(&instance, &claims(&[("a", "Bound")]), &[attachment("a", pod)], launcher());
-        assert_eq!(entries(&decision), [(expected.to_owned(), created.to_owned(), uid)], "{phase}");
-        assert_eq!(pods(&decision), (vec![], vec![]), "{phase}");
+        let decision = decided_with(&instance, &claims(&[("a", claim)]), &[attachment("a", pod)], launcher());
+        assert_eq!(entries(&decision), [(expected.to_owned(), message.to_owned(), uid)], "{phase} {claim}");
+        assert_eq!(pods(&decision), (vec![], vec![]), "{phase} {claim}");
     }
     for phase in ["MountedToPod", "Ready"] {
         let entry = json!({"name": "a", "target": "sda", "phase": phase, "message": "m", "hotplugVolume": {}});
@@ -175,19 +178,26 @@ fn entry_follows_its_pod_until_virt_handler_owns_it() {
 fn removed_volume_leaves_when_virt_handler_has_taken_it() {
     let attached = json!({"attachPodName": "hp-a", "attachPodUID": "uid-a"});
     let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:50Z"}});
-    let deleted = "Deleted hotplug attachment pod hp-a, for volume a";
-    // phase, attachment in the status, pod, expected phase and message (none: no entry is left), pod is deleted
+    let starting = json!({"status": {"phase": "Pending", "containerStatuses": null}});
+    let former = "Deleted hotplug attachment pod hp-a, for volume a";
+    // phase, attachment in the status, pod, expected phase (none: no entry is left), pod is deleted
     for (phase, attachment_of, pod, expected, deletes) in [
-        ("Ready", &attached, Some(&json!({})), Some(("Ready", "")), false),
-        ("MountedToPod", &attached, Some(&json!({})), Some(("MountedToPod", "")), false),
-        ("AttachedToNode", &attached, Some(&json!({})), Some(("AttachedToNode", "")), false),
-        ("AttachedToNode", &json!({"attachPodName": "hp-a"}), Some(&json!({})), Some(("Detaching", "")), true),
-        ("UnMountedFromPod", &attached, Some(&json!({})), Some(("Detaching", "")), true),
-        ("Detaching", &attached, Some(&deleting), Some(("Detaching", deleted)), false),
-        ("Detaching", &attached, None, None, false),
+        ("Ready", &attached, Some(&json!({})), Some("Ready"), false),
+        ("Ready", &attached, None, Some("Ready"), false),
+        ("MountedToPod", &attached, Some(&json!({})), Some("MountedToPod"), false),
+        ("AttachedToNode", &attached, Some(&json!({})), Some("AttachedToNode"), false),
+        ("AttachedToNode", &attached, Some(&starting), Some("AttachedToNode"), false),
+        ("AttachedToNode", &json!({"attachPodName": "hp-a"}), Some(&json!({})), None, true),
+        ("UnMountedFromPod", &attached, Some(&json!({})), None, true),
+        ("UnMountedFromPod", &attached, Some(&deleting), None, false),
+        ("UnMountedFromPod", &attached, None, None, false),
+        // Of a former release.
+        ("Detaching", &attached, Some(&json!({})), None, true),
+        ("Detaching", &attached, Some(&deleting), None, false),
         ("Bound", &json!({}), None, None, false),
     ] {
-        let entry = json!({"name": "a", "target": "", "phase": phase, "hotplugVolume": attachment_of});
+        let entry =
+            json!({"name": "a", "target": "", "phase": phase, "message": former, "hotplugVolume": attachment_of});
         let instance = with_volumes(&[], &json!([entry]));
         let pods_of: Vec<Arc<CachedAttachment>> = pod.into_iter().map(|pod| attachment("a", pod)).collect();
         let decision = decided_with(&instance, &BTreeMap::new(), &pods_of, launcher());
@@ -195,12 +205,63 @@ fn removed_volume_leaves_when_virt_handler_has_taken_it() {
         if let Some(patch) = patch_of(&decision, Kind::Instance) {
             json_patch::merge(&mut status, &patch["status"]);
         }
-        let found = status["volumeStatus"]
-            .as_array()
-            .and_then(|all| all.first())
-            .map(|entry| (entry["phase"].as_str().unwrap_or_default(), entry["message"].as_str().unwrap_or_default()));
+        let found = status["volumeStatus"].as_array().and_then(|all| all.first()?["phase"].as_str());
         assert_eq!(found, expected, "{phase} {attachment_of}");
         assert_eq!(!pods(&decision).1.is_empty(), deletes, "{phase} {attachment_of}");
+    }
+}
+
+#[test]
+fn pod_without_an_entry_is_found_and_used_for_its_own_claim_only() {
+    let deleting = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:50Z"}});
+    let of_another = json!({"spec": {"volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "other"}}]}});
+    let both = json!({"spec": {"volumes": [
+        {"name": "a", "persistentVolumeClaim": {"claimName": "a-claim"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "b-claim"}}]}});
+    let (a, b, none): (&[&str], &[&str], &[&str]) = (&["a"], &["b"], &[]);
+    // Volumes in the spec, pod, created, the pod is deleted
+    for (volumes, pod, created, deletes) in [
+        // Its entry is gone, and virt-controller has been restarted since.
+        (none, &json!({}), none, true),
+        (none, &deleting, none, false),
+        (b, &json!({}), b, true),
+        // Plugged in again.
+        (a, &json!({}), none, false),
+        (a, &deleting, a, false),
+        // The same volume with another claim.
+        (a, &of_another, a, true),
+        // Of a migration: it holds the claims until the last of its volumes leaves.
+        (b, &both, none, false),
+        (none, &both, none, true),
+    ] {
+        let instance = with_volumes(volumes, &json!([]));
+        let claims = claims(&[("a", "Bound"), ("b", "Bound")]);
+        let decision = decided_with(&instance, &claims, &[attachment("a", pod)], launcher());
+        let created: Vec<String> = created.iter().map(|name| (*name).to_owned()).collect();
+        let deleted = if deletes { vec!["hp-a".to_owned()] } else { Vec::new() };
+        assert_eq!(pods(&decision), (created, deleted), "{volumes:?} {pod}");
+    }
+}
+
+#[test]
+fn pod_of_a_removed_volume_stays_while_the_launcher_has_it() {
+    let second = json!({"metadata": {"name": "hp-second", "uid": "uid-second"}});
+    let of_source = json!({"metadata": {"name": "hp-source", "ownerReferences": [
+        {"apiVersion": "v1", "kind": "Pod", "name": "virt-launcher-m-s", "uid": "s", "controller": true}]}});
+    // Name in the status, pods, deleted
+    for (known, pods_of, deleted) in [
+        ("hp-a", vec![&json!({})], vec![]),
+        ("hp-a", vec![&json!({}), &second], vec!["hp-second"]),
+        // The guest has moved: the name is that of the pod at its former node.
+        ("hp-source", vec![&json!({})], vec![]),
+        ("hp-source", vec![&json!({}), &of_source], vec![]),
+    ] {
+        let attached = json!({"attachPodName": known, "attachPodUID": "uid-a"});
+        let entry = json!({"name": "a", "target": "sda", "phase": "Ready", "hotplugVolume": attached});
+        let instance = with_volumes(&[], &json!([entry]));
+        let attachments: Vec<Arc<CachedAttachment>> = pods_of.iter().map(|change| attachment("a", change)).collect();
+        let decision = decided_with(&instance, &claims(&[("a", "Bound")]), &attachments, launcher());
+        assert_eq!(pods(&decision).1, deleted, "{known} {pods_of:?}");
     }
 }
 
