@@ -174,12 +174,17 @@ impl Call for HandVolumes {
     /// Two calls of some seconds for each volume, all at the same time.
     const LIMIT: Duration = Duration::from_secs(20);
 
+    fn begin(&self, observed: &mut Observed, _: Now) {
+        observed.handing_over = self.work.attach.iter().map(|handover| handover.volume.clone()).collect();
+    }
+
     async fn send(&self, to: &Connected) -> Answer<Volumes> {
         let volumes = to.host.hand_volumes(&to.peer, &self.pod, &to.vmi, self.work.clone()).await;
         volumes.map_err(|error| LauncherError::Lost(error.to_string()))
     }
 
     fn apply(&self, observed: &mut Observed, connection: u64, answer: Answer<Volumes>, now: Now) -> Vec<Event> {
+        observed.handing_over.clear();
         if observed.link_of(connection).is_none() {
             return Vec::new();
         }

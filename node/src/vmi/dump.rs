@@ -51,7 +51,7 @@ fn is_supported(link: &Link) -> bool {
     }
 }
 
-/// Updates the entry of a volume for memory dumps. `attached`: its attachment pod is ready. Returns false if the rules of other
+/// Updates the entry of a volume for memory dumps. `attached`: its attachment pod is known. Returns false if the rules of other
 /// volumes apply.
 pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observed, time: &Time) -> bool {
     if !is_wanted(&observed.vmi, &entry.name) || !observed.domain().is_alive() {

@@ -9,6 +9,8 @@ use crate::volumes::Volumes;
 
 /// First and longest pause before failed work is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
+/// The same while attachment pods start. Each attempt waits for their sockets, and other volumes wait for its end.
+const POD_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// Interval at which devices are granted again. With cgroup v2 and the systemd driver, an update of the container, such as an
 /// in-place resize of the pod, lets systemd write its device program anew, without these devices.
@@ -35,9 +37,9 @@ impl LauncherVolumes {
             Some(known) => known.attempts.saturating_add(1),
             None => 1,
         };
-        // An attachment pod that becomes ready is not announced.
+        // An attachment pod that starts is not announced.
         let waits_only = volumes.failures.values().all(|failure| failure.waiting);
-        let pause = backoff::pause(RETRY, if waits_only { 0 } else { attempts });
+        let pause = backoff::pause(if waits_only { POD_RETRY } else { RETRY }, attempts);
         Self { volumes, attempts, retry_at: now + pause, grant_at: now + GRANT_INTERVAL }
     }
 

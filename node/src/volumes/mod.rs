@@ -35,7 +35,7 @@ use crate::{
 
 /// The user QEMU runs as in a launcher pod.
 const RUNTIME_USER: u32 = 107;
-/// Longest wait for the socket of an attachment pod. virt-handler tries again later.
+/// Longest wait for the socket of an attachment pod, which may still start. virt-handler tries again later.
 const SOCKET_WAIT: Duration = Duration::from_millis(500);
 /// Longest wait for the answer of an attachment pod, which answers one connection at a time.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);

@@ -31,6 +31,9 @@ use crate::network::PodNetwork;
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(2);
 /// Writes that may follow each other at once: more than a start and the requests of a user need.
 pub(super) const WRITE_BURST: u32 = 12;
+/// Writes that a change of the spec adds to those: a volume that is plugged in or removed shows in two or three. No launcher can
+/// change the spec.
+const WRITES_PER_CHANGE: u32 = 3;
 
 /// The clocks of the task: `since_start` for waits, `wall` for timestamps.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +138,8 @@ pub(super) struct Observed {
     pub(super) host_disks: Option<u64>,
     /// Hot-plugged volumes of the launcher; `None` until they are observed over the present connection.
     pub(super) volumes: Option<LauncherVolumes>,
+    /// Volumes that the call in progress hands over.
+    pub(super) handing_over: BTreeSet<String>,
     /// The last failed call, if it is retried.
     pub(super) failure: Option<Failure>,
     /// Consecutive connections that ended soon.
@@ -252,6 +257,7 @@ impl Observed {
             network: None,
             host_disks: None,
             volumes: None,
+            handing_over: BTreeSet::new(),
             failure: None,
             short_connections: 0,
             connected_at: Duration::ZERO,
@@ -366,8 +372,9 @@ impl Observed {
             return;
         }
         let facts = Facts::of(&vmi, node);
-        if facts.spec != self.facts.spec && self.domain().is_alive() && self.link.lacks_item_results() {
-            self.unsupported_change = true;
+        if facts.spec != self.facts.spec {
+            self.paced = self.paced.saturating_sub(WRITE_INTERVAL * WRITES_PER_CHANGE);
+            self.unsupported_change |= self.domain().is_alive() && self.link.lacks_item_results();
         }
         self.facts = facts;
         self.role = role::decide(&vmi, node);

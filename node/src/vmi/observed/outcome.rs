@@ -11,6 +11,9 @@ use crate::{
     vmi::{event::Event, host::ConnectError, records::WriteError, role},
 };
 
+/// Writes of an outdated object in a row after which the next read follows at once.
+const PROMPT_READS: u32 = 3;
+
 /// The outcome of an effect.
 #[derive(Debug)]
 pub(crate) enum Outcome {
@@ -113,7 +116,11 @@ impl Observed {
     /// Delays the next write. `stale`: the object has to be read first, and the first attempts follow at once.
     fn delay_write(&mut self, message: String, now: Now, stale: bool) {
         let count = self.write_retry.as_ref().map_or(0, |failure| failure.count).saturating_add(1);
-        let wait = if stale && count <= 3 { Duration::ZERO } else { pause(count) };
+        let wait = match count.saturating_sub(PROMPT_READS) {
+            0 if stale => Duration::ZERO,
+            later if stale => pause(later),
+            _ => pause(count),
+        };
         self.write_retry = Some(Failure { message, count, retry_at: now.since_start + wait, permanent: false });
         if stale {
             self.object = ObjectState::Unverified;

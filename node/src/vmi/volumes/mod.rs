@@ -19,7 +19,7 @@ use crate::{
     volumes::{Content, Handover, Work},
 };
 
-/// A start waits this long for volumes with an attachment pod, and for volumes without one.
+/// A start waits this long for volumes whose attachment pod runs, and for others.
 const START_WAIT: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(10));
 
 /// Phases before the launcher pod has a volume.
@@ -35,6 +35,13 @@ fn entries(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &VolumeStatus> 
 
 fn is_in_spec(vmi: &VirtualMachineInstance, volume: &str) -> bool {
     vmi.spec.volumes.iter().any(|known| known.name == volume) || hotplug::utility_volume(vmi, volume).is_some()
+}
+
+/// Returns true if the launcher is to have a volume: it is in the spec, or a disk of the domain that is to come.
+fn is_wanted(observed: &Observed, volume: &str) -> bool {
+    let vmi = &observed.vmi;
+    let comes = || entries(vmi).any(|entry| entry.name == volume && is_moved(vmi, entry));
+    is_in_spec(vmi, volume) || (observed.target_migration().is_some() && comes())
 }
 
 /// Returns what a volume holds; `None` before the file of a dump has its name, and for a claim of another kind.
@@ -91,7 +98,7 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
         return None;
     }
     let has = |volume: &str| state.is_some_and(|state| state.volumes.mounted.contains(volume));
-    let handovers = entries(vmi).filter(|entry| is_in_spec(vmi, &entry.name)).filter_map(|entry| {
+    let handovers = entries(vmi).filter(|entry| is_wanted(observed, &entry.name)).filter_map(|entry| {
         let (volume, pod) = (entry.name.clone(), source_pod(observed, entry)?.to_owned());
         Some(Handover { volume, content: content(vmi, entry)?, pod })
     });
@@ -99,7 +106,7 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
     let devices: Vec<_> = present.into_iter().filter(|handover| handover.content == Content::Device).collect();
     let mounted = state.into_iter().flat_map(|state| &state.volumes.mounted);
     let detach: Vec<String> =
-        mounted.filter(|volume| !is_in_spec(vmi, volume) && may_detach(observed, volume)).cloned().collect();
+        mounted.filter(|volume| !is_wanted(observed, volume) && may_detach(observed, volume)).cloned().collect();
     if let (Some(state), true) = (state, attach.is_empty() && detach.is_empty()) {
         return (!devices.is_empty()).then_some((Work { attach: devices, detach }, state.grant_at));
     }
@@ -134,9 +141,11 @@ pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
     let vmi = &observed.vmi;
     let plugged = |volume: &&Volume| volume.memory_dump.is_none() && hotplug::is_hotplugged(vmi, volume);
     let volumes = vmi.spec.volumes.iter().filter(plugged);
+    let failures = observed.volumes.as_ref().map(|state| &state.volumes.failures);
+    let is_awaited = |volume: &str| failures.and_then(|all| all.get(volume)).is_some_and(|failure| failure.waiting);
     let wait = |volume: &str| match hotplug::status_of(vmi, volume) {
         Some(entry) if hotplug::is_handed_over(entry) => None,
-        Some(entry) if attachment_pod(entry).is_some() => Some(START_WAIT.0),
+        Some(entry) if attachment_pod(entry).is_some() && !is_awaited(volume) => Some(START_WAIT.0),
         _ => Some(START_WAIT.1),
     };
     volumes.filter_map(|volume| wait(&volume.name)).max().map(|wait| observed.connected_at + wait)
@@ -154,7 +163,9 @@ pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed
         if dump::apply(entry, attachment_pod(entry).is_some(), observed, time) {
             continue;
         }
-        let mounted = observed.volumes.as_ref().map(|state| state.volumes.mounted.contains(&entry.name));
+        // A volume that is being handed over may be mounted by now.
+        let known = observed.volumes.as_ref().filter(|_| !observed.handing_over.contains(&entry.name));
+        let mounted = known.map(|state| state.volumes.mounted.contains(&entry.name));
         let current = entry.phase.as_deref().unwrap_or_default();
         if let Some((phase, reason, message)) =
             next_phase(&entry.name, current, !entry.target.is_empty(), mounted, is_in_spec(&observed.vmi, &entry.name))
@@ -166,7 +177,8 @@ pub(super) fn apply(next: &mut VirtualMachineInstanceStatus, observed: &Observed
     }
 }
 
-/// Returns phase, reason and message that follow. `mounted` is `None` while it is unknown.
+/// Returns phase, reason and message that follow. `mounted` is `None` while it is unknown. virt-controller takes the claim of an
+/// unmounted volume for free.
 fn next_phase(
     volume: &str,
     phase: &str,

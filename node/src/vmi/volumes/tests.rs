@@ -138,6 +138,26 @@ fn nothing_is_taken_back_before_the_domain_is_known_to_be_in_line() {
 }
 
 #[test]
+fn a_disk_that_leaves_the_spec_while_its_domain_comes_is_handed_over_and_stays() {
+    let mut ready = entry("data", "Ready", "8f6e0c52-source");
+    ready["target"] = json!("sda");
+    let mut moving = serde_json::to_value(&*vmi(&[], &[ready])).unwrap();
+    let state = json!({"migrationUid": "m1", "sourceNode": NODE, "targetNode": "n2", "targetPod": "launcher-2",
+        "targetAttachmentPodUID": POD});
+    let change = json!({
+        "metadata": {"labels": {"kubevirt.io/migrationTargetNodeName": "n2"}},
+        "status": {"activePods": {"pod-2": "n2"}, "migrationState": state},
+    });
+    json_patch::merge(&mut moving, &change);
+    let mut coming = Observed::new(Arc::new(serde_json::from_value(moving).unwrap()), "n2");
+    for (mounted, expected) in [(&[][..], Some((vec!["data".to_owned()], vec![]))), (&["data"], None)] {
+        coming.volumes = Some(LauncherVolumes::after(None, volumes_of(mounted, &[]), Duration::ZERO));
+        assert_eq!(planned(&coming), expected, "{mounted:?}");
+        assert_eq!(has_moved_volumes(&coming), !mounted.is_empty(), "{mounted:?}");
+    }
+}
+
+#[test]
 fn a_new_connection_observes_the_volumes_and_grants_them_again() {
     let mut observed = observed(&["data"], &[entry("data", "Ready", POD)], &["data"], &["data"]);
     observed.volumes = None;
@@ -183,6 +203,36 @@ fn a_failed_volume_is_repeated_at_growing_intervals_and_delays_no_other() {
     // An attachment pod that is not ready is no failure for users.
     assert_eq!(hand(&mut observed, &[("data", true), ("raw", true)], now), []);
     assert_eq!(plan(&observed).unwrap().1, Duration::from_secs(now + 1));
+}
+
+#[test]
+fn a_pod_that_starts_is_asked_again_soon() {
+    let mut observed = observed(&["data"], &[entry("data", "AttachedToNode", POD)], &[], &[]);
+    for milliseconds in [100, 200, 400, 800, 1000, 1000] {
+        observed.apply_answer(&HandVolumes::default(), 1, Ok(volumes_of(&[], &[("data", true)])), at(7));
+        assert_eq!(plan(&observed).unwrap().1, Duration::from_millis(7000 + milliseconds));
+    }
+}
+
+#[test]
+fn a_removed_volume_that_is_being_handed_over_is_not_reported_as_unmounted() {
+    let mut observed = observed(&["data"], &[entry("data", "AttachedToNode", POD)], &[], &[]);
+    let shown = |observed: &Observed| {
+        let mut next = observed.vmi.status.clone().unwrap();
+        apply(&mut next, observed, &Time(jiff::Timestamp::UNIX_EPOCH));
+        next.volume_status[0].phase.clone().unwrap_or_default()
+    };
+    let (work, _) = plan(&observed).unwrap();
+    let call = HandVolumes { pod: "pod-1".into(), work };
+    observed.begin(&Effect::Call(Arc::new(HandVolumes { pod: "pod-1".into(), work: call.work.clone() })), at(1));
+    observed.vmi = vmi(&[], &[entry("data", "AttachedToNode", POD)]);
+    assert_eq!(shown(&observed), "AttachedToNode");
+    // It was mounted meanwhile: it is taken back first.
+    observed.apply_answer(&call, 1, Ok(volumes_of(&["data"], &[])), at(2));
+    assert_eq!(shown(&observed), "AttachedToNode");
+    assert_eq!(planned(&observed), Some((vec![], vec!["data".to_owned()])));
+    observed.apply_answer(&call, 1, Ok(volumes_of(&[], &[])), at(3));
+    assert_eq!(shown(&observed), "UnMountedFromPod");
 }
 
 #[test]
@@ -246,4 +296,11 @@ fn a_start_waits_for_volumes_for_a_limited_time() {
         assert_eq!(start_waits_until(&observed), limit.map(Duration::from_secs), "{entries:?}");
     }
     assert_eq!(start_waits_until(&observed(&[], &[], &[], &[])), None);
+    // Its pod is known and does not run yet, or refuses.
+    for (waiting, limit) in [(true, 10), (false, 60)] {
+        let mut observed = observed(&["data"], &[entry("data", "AttachedToNode", POD)], &[], &[]);
+        let failed = volumes_of(&[], &[("data", waiting)]);
+        observed.volumes = Some(LauncherVolumes::after(None, failed, Duration::ZERO));
+        assert_eq!(start_waits_until(&observed), Some(Duration::from_secs(limit)), "{waiting}");
+    }
 }

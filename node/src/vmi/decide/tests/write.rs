@@ -82,6 +82,43 @@ fn a_failed_write_is_retried_later_and_a_conflict_reads_first() {
 }
 
 #[test]
+fn conflicts_in_a_row_are_followed_by_short_pauses() {
+    let mut observed = live();
+    // Others write the object as well, as during a migration.
+    for (second, wait) in [(10, 0), (11, 0), (12, 0), (13, 1), (20, 2), (30, 4)] {
+        let conflict = Outcome::Written(Err(crate::vmi::records::WriteError::Conflict), Vec::new());
+        observed.apply_outcome(conflict, NODE, at(second));
+        let decision = decide(&observed, at(second));
+        let expected = (wait > 0).then(|| Duration::from_secs(second + wait));
+        assert_eq!((names(&decision).is_empty(), decision.wake_at), (wait > 0, expected), "{second}");
+    }
+}
+
+#[test]
+fn each_change_of_the_spec_brings_writes() {
+    let mut observed = live();
+    let written = |observed: &mut Observed| {
+        observed.apply_outcome(Outcome::Written(Ok(observed.vmi.clone()), Vec::new()), NODE, at(100));
+    };
+    let is_due =
+        |observed: &Observed| observed.paced.saturating_sub(WRITE_INTERVAL * WRITE_BURST) <= at(100).since_start;
+    while is_due(&observed) {
+        written(&mut observed);
+    }
+    let mut changed = (*observed.vmi).clone();
+    changed.spec.volumes.push(api::vmi::volumes::Volume { name: "data".into(), ..Default::default() });
+    observed.apply_object(Arc::new(changed), NODE);
+    for _ in 0..3 {
+        assert!(is_due(&observed));
+        written(&mut observed);
+    }
+    assert!(!is_due(&observed));
+    // The same spec again.
+    observed.apply_object(observed.vmi.clone(), NODE);
+    assert!(!is_due(&observed));
+}
+
+#[test]
 fn changes_by_the_guest_during_a_write_are_written_with_the_next() {
     let mut observed = live();
     let mut connected = state(Lifecycle::Running, "booted");
