@@ -10,12 +10,23 @@ use crate::hypervisor::Progress;
 
 /// QEMU's longest downtime if the request has none, in milliseconds.
 const DEFAULT_DOWNTIME: u64 = 300;
-/// Iterations over the guest's memory up to which a shorter downtime is tried, in milliseconds. QEMU stops the guest as soon as it
-/// can copy the rest within the longest downtime, even if another short iteration would leave much less of a calm guest.
-const DOWNTIMES: [(u64, u64); 2] = [(3, 50), (6, 200)];
+/// Iterations over the guest's memory up to which a shorter downtime is tried, and the time for them after the first one: on a
+/// busy node each can take seconds. QEMU stops the guest as soon as it can copy the rest within the longest downtime, even if
+/// another short iteration would leave much less of a calm guest.
+const DOWNTIMES: [Downtime; 2] = [
+    Downtime { iterations: 3, time: Duration::from_secs(2), milliseconds: 50 },
+    Downtime { iterations: 6, time: Duration::from_secs(4), milliseconds: 200 },
+];
 
 /// Limits count in decimal gigabytes.
 const GIGABYTE: u64 = 1_000_000_000;
+
+/// A downtime that is tried first.
+struct Downtime {
+    iterations: u64,
+    time: Duration,
+    milliseconds: u64,
+}
 
 /// A time limit that has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +68,17 @@ impl MigrationSource {
     }
 
     /// Returns the longest downtime to set before this iteration, in milliseconds; `None` if it is set.
-    pub(super) fn next_downtime(&mut self, iteration: u64) -> Option<u64> {
+    pub(super) fn next_downtime(&mut self, iteration: u64, now: Instant) -> Option<u64> {
         let longest = match self.request.max_downtime_ms {
             0 => DEFAULT_DOWNTIME,
             milliseconds => milliseconds,
         };
-        let step = DOWNTIMES.iter().find(|(until, _)| iteration <= *until);
-        let wanted = step.map_or(longest, |(_, milliseconds)| longest.min(*milliseconds)).max(self.downtime);
+        if iteration > 1 {
+            self.repeats_since.get_or_insert(now);
+        }
+        let time = self.repeats_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        let step = DOWNTIMES.iter().find(|step| iteration <= step.iterations && time < step.time);
+        let wanted = step.map_or(longest, |step| longest.min(step.milliseconds)).max(self.downtime);
         (wanted != self.downtime).then(|| {
             self.downtime = wanted;
             wanted

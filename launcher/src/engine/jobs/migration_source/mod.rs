@@ -55,6 +55,8 @@ pub(crate) struct MigrationSource {
     disks: u64,
     /// The longest downtime that was set, in milliseconds.
     pub(crate) downtime: u64,
+    /// Since when memory is copied again that has changed.
+    repeats_since: Option<Instant>,
     /// An abort is in progress.
     aborting: bool,
     /// Reason of an abort.
@@ -113,6 +115,7 @@ impl MigrationSource {
             progress: (u64::MAX, now),
             disks: 0,
             downtime: 0,
+            repeats_since: None,
             aborting: false,
             abort: None,
             failure: String::new(),
@@ -270,7 +273,7 @@ impl MigrationSource {
 
     /// Sets the longest downtime for this iteration.
     fn limit_downtime(&mut self, base: &mut Base, iteration: u64) {
-        if let Some(milliseconds) = self.next_downtime(iteration) {
+        if let Some(milliseconds) = self.next_downtime(iteration, base.now) {
             base.call(DomainCall::SetMaxDowntime(milliseconds));
         }
     }
