@@ -184,6 +184,68 @@ async fn plugged(s: &Story, hostname: &str) -> Result<()> {
 }
 
 #[test]
+fn volume_leaves_before_its_pod_and_another_claim_takes_its_name() {
+    story("hotplug-again", async |s| {
+        let block = Storage::make(s, "block", Backing::Device).await?;
+        let body = async |_: &Storage| {
+            let files = Storage::make(s, "files", Backing::Directory).await?;
+            let body = async |files: &Storage| {
+                add_image(s, files).await?;
+                exchanged(s, &files.hostname).await
+            };
+            files.lend(s, body).await
+        };
+        block.lend(s, body).await
+    });
+}
+
+async fn exchanged(s: &Story, hostname: &str) -> Result<()> {
+    s.apply(&manifests::kernel_vm_on(hostname, "box")).await?;
+    s.wait_running("box").await?;
+    let mut console = s.console("box")?;
+    console.login("root", "ferrovirt").await?;
+    run(&mut console, HELPERS).await?;
+    let claim =
+        |claim: &str| json!({"name": "data", "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}});
+    let disk = |claim: &str| json!({"name": "data", "serial": claim, "disk": {"bus": "virtio"}});
+    for (round, name) in ["block", "files", "block"].into_iter().enumerate() {
+        edit(s, json!([claim(name)]), json!([disk(name)])).await?;
+        let is_ready = |vmi: &Value| {
+            entry(vmi, "data").is_some_and(|entry| {
+                entry["phase"] == "Ready" && entry["persistentVolumeClaimInfo"]["claimName"] == name
+            })
+        };
+        s.wait("vmi", "box", &format!("have the disk of claim {name}"), MINUTES, is_ready).await?;
+        run(&mut console, &format!("comes {name}")).await?;
+        if round < 2 {
+            let write = format!("echo of-{name} | dd of=$(disk {name}) bs=512 conv=sync,fsync");
+            run(&mut console, &write).await?;
+        }
+        let data = run(&mut console, &format!("head -c 8 $(disk {name})")).await?;
+        ensure!(data == format!("of-{name}"), "round {round}: the disk of claim {name} holds {data:?}");
+    }
+
+    // The same claim again, whose pod is about to end.
+    edit(s, json!(null), json!(null)).await?;
+    wait_no_entry(s, "data").await?;
+    run(&mut console, "test -z \"$(disk block)\"").await?;
+    edit(s, json!([claim("block")]), json!([disk("block")])).await?;
+    wait_phase(s, "data", "Ready").await?;
+    run(&mut console, "comes block").await?;
+    let data = run(&mut console, "head -c 8 $(disk block)").await?;
+    ensure!(data == "of-block", "the disk holds {data:?}");
+
+    // A claim that is deleted at once goes with its pod, and nothing is left.
+    edit(s, json!(null), json!(null)).await?;
+    wait_no_entry(s, "data").await?;
+    console.leave().await?;
+    s.delete("PersistentVolumeClaim", "block").await?;
+    s.wait_gone("PersistentVolumeClaim", "block", MINUTES).await?;
+    wait_no_attachments(s).await?;
+    ensure_no_restart_is_required(s).await
+}
+
+#[test]
 fn missing_claim_delays_no_other_volume() {
     story("hotplug-missing", async |s| {
         let block = Storage::make(s, "block", Backing::Device).await?;
