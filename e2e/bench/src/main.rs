@@ -88,7 +88,7 @@ fn main() -> Result<()> {
         return Ok(());
     }
     if let Some(program) = &options.channels {
-        channels::measure(program, options.channels_before.as_deref(), options.rounds, &mut figures)?;
+        channels::measure(program, options.channels_before.as_deref(), options.sizes.rounds, &mut figures)?;
         compare(&mut figures);
         print(&figures);
         return Ok(());
