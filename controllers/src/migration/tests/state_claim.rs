@@ -95,7 +95,7 @@ fn both_claims_are_recorded_before_one_is_made() {
 
         let second = all("Pending", recorded);
         let expected_claim = format!("create PersistentVolumeClaim {target}");
-        let pod = "create Pod launcher".to_owned();
+        let pod = "create Pod virt-launcher-m-tprhw".to_owned();
         assert_eq!(writes(&second), if shares { vec![pod] } else { vec![expected_claim, pod] });
         let pod = created_pod(&second).unwrap();
         let volumes = pod["spec"]["volumes"].as_array().unwrap();
