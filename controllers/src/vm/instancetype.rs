@@ -45,7 +45,7 @@ fn taken(name: &str) -> String {
 /// The state of a VM's references.
 pub(super) enum Settled {
     /// They are up to date after the effects, once the status of the VM says so.
-    Kept(References),
+    Kept(Box<References>),
     /// The VM is being changed. The next reconcile continues.
     Expanding,
 }
@@ -111,7 +111,7 @@ pub(super) fn settle(
             Role::Preference => references.preference = kept,
         }
     }
-    Ok(Ok(Settled::Kept(references)))
+    Ok(Ok(Settled::Kept(Box::new(references))))
 }
 
 /// Returns the status of one reference of the VM, and creates the copy that it names.

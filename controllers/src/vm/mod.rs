@@ -152,7 +152,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
                     // The next reconcile continues with the changed VM.
                     Ok(Settled::Expanding) => return Ok(decision),
                     Ok(Settled::Kept(kept)) => {
-                        references = Some(kept);
+                        references = Some(*kept);
                         Ok(())
                     }
                     Err(error) => Err(error),

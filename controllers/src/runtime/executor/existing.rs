@@ -13,7 +13,7 @@ use super::{
     errors::{WriteError, classify},
 };
 
-/// What has the name of a pod that was to be created.
+/// The pod that has the name of one that was to be created.
 #[derive(Debug, PartialEq)]
 pub(super) enum Existing {
     /// A pod with the same controller, which an earlier attempt created.

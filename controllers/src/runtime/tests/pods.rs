@@ -36,8 +36,8 @@ async fn pod_of_the_same_vmi_is_adopted_and_the_name_of_another_is_left_to_it() 
     for (script, outcome, stored, tried) in [
         (vec![created("a")], done(), &["a"][..], &["a"][..]),
         (vec![taken(), list(&[own("a")])], done(), &["a"], &["a"]),
-        (vec![taken(), list(&[foreign.clone()]), created("b")], done(), &["b"], &["a", "b"]),
-        (vec![taken(), list(&[bare.clone()]), taken(), list(&[own("b")])], done(), &["b"], &["a", "b"]),
+        (vec![taken(), list(std::slice::from_ref(&foreign)), created("b")], done(), &["b"], &["a", "b"]),
+        (vec![taken(), list(std::slice::from_ref(&bare)), taken(), list(&[own("b")])], done(), &["b"], &["a", "b"]),
         // It is gone, it is not shown by the watch, or the conflict is another one.
         (vec![taken(), list(&[])], Outcome::Stale, &[], &["a"]),
         (vec![taken(), list(&[unlabelled])], Outcome::Stale, &[], &["a"]),

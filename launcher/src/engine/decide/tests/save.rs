@@ -220,7 +220,7 @@ fn saved_memory_is_marked_before_the_guest_runs() {
 #[test]
 fn a_mark_is_taken_back_only_if_no_guest_can_have_run() {
     let killed = || HypervisorError::Disconnected("killed".into());
-    // Who has marked the file first, the error of the resume.
+    // The first to mark the file, and the error of the resume.
     for (is_first, error, is_taken_back) in [
         (true, libvirt(OPERATION_INVALID, "domain is not running"), true),
         (true, HypervisorError::NoDomain, true),
