@@ -125,10 +125,9 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), RESUMED);
         for content in ["", "short", "LibvirtQemudPart and more"] {
             std::fs::write(&path, content).unwrap();
-            let uses: [fn(&Path) -> Result<(), SavedMemoryError>; 5] =
-                [check, keep, unmark, free, |path| mark(path).map(drop)];
-            for used in uses {
-                assert!(matches!(used(&path), Err(SavedMemoryError::Incomplete)), "{content}");
+            let used = [check(&path), keep(&path), unmark(&path), free(&path), mark(&path).map(drop)];
+            for result in used {
+                assert!(matches!(result, Err(SavedMemoryError::Incomplete)), "{content}");
             }
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
             discard(&path).unwrap();
