@@ -78,7 +78,8 @@ where
     run(name, &places, body);
 }
 
-/// Runs as [`story`] while no other story runs, for stories that disturb the whole cluster.
+/// Runs as [`story`] while no other story runs, for stories that disturb the whole cluster, and waits until its components are ready
+/// for the next one.
 ///
 /// # Panics
 /// Panics as [`story`].
@@ -87,7 +88,10 @@ where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
     let places = PLACES.take_all();
-    run(name, &places, body);
+    run(name, &places, async |story: &Story| {
+        body(story).await?;
+        story.components_are_ready().await
+    });
 }
 
 /// Places for stories: two for each core, since stories wait half of their time, or `STORIES`.

@@ -12,10 +12,14 @@ use kube::{
     Api, Client,
     api::{DeleteParams, ListParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{Story, diagnosis, pods::exec};
-use crate::environment::{TIMEOUT, patient, placement, registry};
+use crate::{
+    environment::{TIMEOUT, patient, placement, registry},
+    webhook::is_ready,
+};
 
 impl Story {
     /// Returns the node of a VMI.
@@ -143,6 +147,37 @@ impl Story {
         node.leave().await?;
         killed?;
         removed.with_context(|| format!("delete pod {pod}"))
+    }
+
+    /// Waits until each component has as many pods as it shall have, all are ready, and none ends.
+    ///
+    /// # Errors
+    /// Fails if that lasts longer than three minutes.
+    pub async fn components_are_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(180);
+        while let Some(lack) = self.lacking_component().await? {
+            ensure!(Instant::now() < deadline, "components are not ready: {lack}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        Ok(())
+    }
+
+    /// Returns the first component whose pods are too few, not ready or about to end, with these numbers.
+    async fn lacking_component(&self) -> Result<Option<String>> {
+        for (kind, component, number) in [
+            ("Deployment", "virt-api", "/spec/replicas"),
+            ("Deployment", "virt-controller", "/spec/replicas"),
+            ("DaemonSet", "virt-handler", "/status/desiredNumberScheduled"),
+        ] {
+            let workload = self.installation_api(kind).get(component).await?;
+            let wanted = workload.data.pointer(number).and_then(Value::as_u64).unwrap_or(0);
+            let pods = self.pods_of(component).await?;
+            let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+            if ready != pods.len() || ready as u64 != wanted {
+                return Ok(Some(format!("{ready} of {} pods of {component} are ready, of {wanted} wanted", pods.len())));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the memory of the largest virt-api process in KiB.

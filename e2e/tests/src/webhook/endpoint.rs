@@ -301,7 +301,8 @@ impl Endpoint {
     }
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// Returns true if a pod is ready and not about to end.
+pub fn is_ready(pod: &Pod) -> bool {
     let Some(status) = &pod.status else { return false };
     pod.metadata.deletion_timestamp.is_none()
         && status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")

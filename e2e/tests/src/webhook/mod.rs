@@ -5,5 +5,5 @@ mod endpoint;
 mod tls;
 
 pub use connection::{Answer, Connection};
-pub use endpoint::{Direct, Endpoint};
+pub use endpoint::{Direct, Endpoint, is_ready};
 pub(crate) use tls::tls;

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::{kills::uid, virt_handlers};
+use crate::kills::uid;
 
 /// Time for components that are started again.
 const MINUTES: Duration = Duration::from_secs(180);
@@ -121,22 +121,4 @@ async fn remove(s: &Story, name: &str) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(s.client.clone(), "kubevirt");
     pods.delete(name, &DeleteParams::default().grace_period(0)).await.with_context(|| format!("delete pod {name}"))?;
     Ok(())
-}
-
-/// Waits until all virt-handlers and virt-controllers are ready.
-pub(crate) async fn components_are_ready(s: &Story) -> Result<()> {
-    let deadline = Instant::now() + MINUTES;
-    loop {
-        let deployment = serde_json::to_value(s.installation_api("Deployment").get("virt-controller").await?)?;
-        let handlers = serde_json::to_value(s.installation_api("DaemonSet").get("virt-handler").await?)?;
-        let status = &handlers["status"];
-        let are_there = status["numberReady"] == status["desiredNumberScheduled"]
-            && deployment["status"]["readyReplicas"] == deployment["spec"]["replicas"];
-        // The DaemonSet follows its pods with a delay.
-        if are_there && virt_handlers::restarts(s).await.is_ok_and(|all| status["numberReady"] == all.len()) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "components are not ready: {} {status}", deployment["status"]);
-        sleep(Duration::from_millis(500)).await;
-    }
 }

@@ -252,8 +252,11 @@ fn components_and_roles_follow_the_configuration_and_the_status_reports_what_is_
         };
         scale(&json!(0)).await?;
         let missed = settled(s, "False", "True").await;
+        // Pods that end still count as available ones: the number alone would show the old pods as the new ones.
+        let ended = without_pods(s, "virt-api").await;
         scale(&replicas).await?;
         let missed = missed?;
+        ended?;
         // The controller notices the missing pods, the API services, or both.
         let why = message(&missed, "Available");
         ensure!(why.contains("virt-api") || why.contains("API services"), "{}", missed["status"]);
@@ -532,6 +535,16 @@ async fn aggregated(s: &Story, wanted: &str) -> Result<()> {
             ensure!(started.elapsed() < TIMEOUT, "{name} has {label} {known:?}, not {wanted}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+    Ok(())
+}
+
+/// Waits until the component has no pod, not even one that ends.
+async fn without_pods(s: &Story, component: &str) -> Result<()> {
+    let started = Instant::now();
+    while !s.pods_of(component).await?.is_empty() {
+        ensure!(started.elapsed() < Duration::from_secs(60), "pods of {component} do not end");
+        tokio::time::sleep(Duration::from_millis(250)).await;
     }
     Ok(())
 }

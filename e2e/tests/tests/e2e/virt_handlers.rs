@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, webhook::is_ready};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -59,11 +59,6 @@ pub(crate) async fn replace(s: &Story) -> Result<()> {
         ensure!(Instant::now() < deadline, "virt-handler does not come back");
         sleep(Duration::from_millis(500)).await;
     }
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Returns the virt-handlers with their restarts. All are ready.

@@ -56,7 +56,7 @@ impl World for Cluster<'_> {
         let (performed, killed) = futures::join!(self.perform(step.action, before, after), killed);
         performed?;
         killed?;
-        host::components_are_ready(self.story).await
+        self.story.components_are_ready().await
     }
 
     async fn look(&mut self, model: &Model) -> Result<Seen> {

@@ -113,7 +113,7 @@ async fn run(s: &Story, row: Row, class: &str) -> Result<()> {
     };
     ended(s, row).await?;
     steps::wait_free(s).await?;
-    host::components_are_ready(s).await?;
+    s.components_are_ready().await?;
     check_data(s, row, &known, is_same_guest).await?;
     steps::remove_all(s).await
 }
@@ -168,7 +168,7 @@ async fn disturbed(s: &Story, phase: Phase, victim: Victim, class: &str) -> Resu
     match phase {
         Phase::Freezing if victim != Victim::Qemu => {
             // The console needs virt-handler.
-            host::components_are_ready(s).await?;
+            s.components_are_ready().await?;
             guest::release(s).await?;
         }
         Phase::Running if victim != Victim::Object => steps::stop(s).await?,
@@ -177,7 +177,7 @@ async fn disturbed(s: &Story, phase: Phase, victim: Victim, class: &str) -> Resu
     }
     if let Some(node) = node {
         sleep(Duration::from_secs(LOST_SECONDS)).await;
-        host::components_are_ready(s).await?;
+        s.components_are_ready().await?;
         node.leave().await?;
     }
     Ok(())
