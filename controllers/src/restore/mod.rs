@@ -13,8 +13,8 @@
 //! ```
 //! One write makes the restore irrevocable: that of the VM, which has the annotation with the UID of the restore from then on. Until
 //! then a failed or deleted restore leaves the VM as it was. With policy `InPlace` the first deleted claim is that point: its content is
-//! in the snapshot only, so that such a restore never gives up. Each step is read from objects, so that virt-controller can be killed
-//! between any two writes.
+//! in the snapshot only, so that such a restore never gives up, and a deleted one first replaces its claims. Each step is read from
+//! objects, so that virt-controller can be killed between any two writes.
 
 mod controller;
 mod finish;
@@ -353,10 +353,30 @@ fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
         step
     } else if observed.is_done() {
         step.before(finish::effects(observed))
+    } else if let Some(effects) = replacing(observed)? {
+        return Ok(step.after(effects).wake(RETRY));
     } else {
         step.before(volumes::clean_up(observed))
     };
     Ok(step.before(observed.release(observed.is_done())?).after([observed.patch_finalizers(&[])]))
+}
+
+/// Returns the next writes of a deleted restore that has deleted claims of its VM, until each is made again: the VM would be left without
+/// these disks. It waits for a limited time, since another party may keep a former claim, and not for a VM that goes as well.
+fn replacing(observed: &Observed) -> Result<Option<Vec<Effect>>, serde_json::Error> {
+    let deleted = observed.restore.metadata.deletion_timestamp.as_ref();
+    let is_in_time = deleted.is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
+    let is_kept = observed.vm.as_ref().is_some_and(|vm| vm.metadata.deletion_timestamp.is_none());
+    let is_begun = observed.is_in_place() && volumes::is_begun(observed) && !volumes::are_made(observed);
+    if !(is_in_time && is_kept && is_begun && observed.holds_lease()) {
+        return Ok(None);
+    }
+    let Ok(source) = source(observed) else { return Ok(None) };
+    Ok(match volumes::progress(observed, source)? {
+        Progress::Works(effects) => Some(effects),
+        Progress::Hindered(_) => Some(Vec::new()),
+        Progress::Made | Progress::Failed(_) => None,
+    })
 }
 
 /// Returns the mark of objects that this restore makes or replaces.

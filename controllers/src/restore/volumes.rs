@@ -204,6 +204,13 @@ pub(super) fn is_begun(observed: &Observed) -> bool {
     claims.any(|claim| claim.is_none_or(|(is_own, replaced)| is_own || replaced.is_some()))
 }
 
+/// Returns true if this restore has made all its claims.
+pub(super) fn are_made(observed: &Observed) -> bool {
+    let restores = observed.status().restores;
+    let mut claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    claims.all(|claim| claim.is_some_and(|claim| is_own(observed, claim)))
+}
+
 /// Deletes the claims of a restore that leaves the VM as it was.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
     // The former content is in the snapshot only.

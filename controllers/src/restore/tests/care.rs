@@ -145,6 +145,54 @@ fn only_present_disks_of_the_vm_alone_are_replaced() {
 }
 
 #[test]
+fn deleted_restore_makes_the_claims_that_it_has_deleted() {
+    let replaced = json!({"metadata": {"annotations": {"ferrovirt.io/replaced-by-restore": ID}}});
+    let going = json!({"metadata": {
+        "deletionTimestamp": "2030-01-01T00:00:30Z", "annotations": {"ferrovirt.io/replaced-by-restore": ID},
+    }});
+    let former = json!({});
+    let shown = ["patch VirtualMachineRestore r status"];
+    let (made, ends) = (
+        [shown[0], "create PersistentVolumeClaim data"],
+        ["patch VirtualMachine v status", shown[0], "patch VirtualMachineRestore r"],
+    );
+    let replaces = [
+        shown[0],
+        "patch PersistentVolumeClaim root",
+        "delete PersistentVolumeClaim root",
+        "patch PersistentVolumeClaim data",
+        "delete PersistentVolumeClaim data",
+    ];
+    let as_is = |_: &mut Observed| {};
+    let late = |o: &mut Observed| o.now = "2030-01-01T00:05:00Z".parse().unwrap();
+    let vm_goes =
+        |o: &mut Observed| o.vm = Some(vm(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})));
+    // Claims, another change; writes.
+    for (root, data, change, expected) in [
+        (Some(&former), Some(&former), &as_is as &dyn Fn(&mut Observed), &ends[..]),
+        (Some(&replaced), Some(&former), &as_is, &replaces),
+        (Some(&going), None, &as_is, &made),
+        // Another party keeps it.
+        (Some(&going), Some(&own()), &as_is, &shown),
+        (Some(&going), Some(&own()), &late, &ends),
+        (Some(&own()), None, &as_is, &made),
+        (Some(&own()), None, &vm_goes, &ends),
+        (Some(&own()), None, &|o| o.vm = None, &ends[1..]),
+        (Some(&own()), None, &|o| o.snapshot = None, &ends),
+        (Some(&own()), Some(&own()), &as_is, &ends),
+    ] {
+        let mut observed = in_place();
+        let mut restore = (*observed.restore).clone();
+        restore.metadata.deletion_timestamp = Some(Time("2030-01-01T00:00:00Z".parse().unwrap()));
+        observed.restore = Arc::new(restore);
+        let claims = [("root", root), ("data", data)];
+        observed.claims = claims.into_iter().filter_map(|(name, of)| Some(claim(name, "Bound", of?))).collect();
+        change(&mut observed);
+        assert_eq!(lines(&observed), expected, "{root:?} {data:?}");
+    }
+}
+
+#[test]
 fn copies_of_instance_types_are_reused_or_made_again() {
     let owner = |uid: &str| json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}]);
     let revision = |name: &str, cpus: u32, uid: &str| {
