@@ -32,8 +32,10 @@ use super::{
 const PORT: u16 = 8186;
 /// Longest time for a call, and for opening a stream.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for a freeze, whose guest first writes its caches, and for a thaw after it. Longer than that of virt-handler.
-const QUIESCE_TIMEOUT: Duration = Duration::from_secs(70);
+/// Longest time for a freeze, whose guest first writes its caches. Longer than that of virt-handler.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(70);
+/// Longest time for a thaw. Longer than that of virt-handler: a lost node must not hold back the end of a snapshot.
+const THAW_TIMEOUT: Duration = Duration::from_secs(25);
 /// Largest screenshot: 8K in 32 bit is 127 MiB without compression; a desktop as PNG stays far below this.
 const MAX_SCREENSHOT: usize = 64 << 20;
 /// Largest document: lists of a guest's users and file systems.
@@ -153,7 +155,11 @@ impl HandlerClient {
 
 /// Returns the longest time for an action.
 fn limit(action: &str) -> Duration {
-    if matches!(action, "freeze" | "unfreeze") { QUIESCE_TIMEOUT } else { CALL_TIMEOUT }
+    match action {
+        "freeze" => FREEZE_TIMEOUT,
+        "unfreeze" => THAW_TIMEOUT,
+        _ => CALL_TIMEOUT,
+    }
 }
 
 fn name(node: &str) -> String {

@@ -9,7 +9,8 @@
 //!     └────────────────────────────── all taken ──────────────────────────────────┘
 //! ```
 //! The state of the guest is recorded in the status. The guest thaws itself after [`FROZEN`], also when nobody thaws it: the thaw here
-//! shortens its pause. A content whose snapshot is gone, has failed or is deleted thaws the guest and is let go.
+//! shortens its pause. A content whose snapshot is gone, has failed or is deleted thaws the guest and is let go, after the answer to a
+//! freeze that was asked for: the next snapshot would take that freeze for its own, and its limit for a later one.
 
 mod controller;
 mod quiesce;
