@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::Story;
+use ferrovirt_e2e_tests::{Story, is_true};
 use serde_json::Value;
 
 use crate::{
@@ -48,8 +48,8 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
     let (mut restart, mut stop, mut gone) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         start.push(act(story, "actions", &["start", "actions"], "vmi", running).await?);
-        pause.push(act(story, "actions", &["pause", "vm", "actions"], "vmi", |vmi| is(vmi, "Paused")).await?);
-        unpause.push(act(story, "actions", &["unpause", "vm", "actions"], "vmi", |vmi| !is(vmi, "Paused")).await?);
+        pause.push(act(story, "actions", &["pause", "vm", "actions"], "vmi", |vmi| is_true(vmi, "Paused")).await?);
+        unpause.push(act(story, "actions", &["unpause", "vm", "actions"], "vmi", |vmi| !is_true(vmi, "Paused")).await?);
         tokio::time::sleep(IDLE).await;
         let uid = story.get("vmi", "actions").await?["metadata"]["uid"].clone();
         restart.push(
@@ -120,10 +120,4 @@ pub(crate) async fn startable(story: &Story, vm: &str) -> Result<()> {
 
 pub(crate) fn running(vmi: &Value) -> bool {
     vmi["status"]["phase"] == "Running"
-}
-
-/// Returns true if a condition of the VMI is true.
-pub(crate) fn is(vmi: &Value, condition: &str) -> bool {
-    let all = vmi["status"]["conditions"].as_array();
-    all.is_some_and(|all| all.iter().any(|c| c["type"] == condition && c["status"] == "True"))
 }

@@ -19,12 +19,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Socket, Story, connect_without_retries};
+use ferrovirt_e2e_tests::{Socket, Story, connect_without_retries, is_true};
 use futures::{StreamExt, future::join_all, stream};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::{Figures, actions::is, percentile};
+use crate::{Figures, percentile};
 
 /// Concurrent starts or deletions of VMIs.
 const AT_ONCE: usize = 4;
@@ -79,7 +79,7 @@ spec:
 
     async fn start(&self, story: &Story) -> Result<()> {
         story.apply(&self.manifest()).await?;
-        let done = |vmi: &serde_json::Value| vmi["status"]["phase"] == "Running" && is(vmi, "Paused");
+        let done = |vmi: &serde_json::Value| vmi["status"]["phase"] == "Running" && is_true(vmi, "Paused");
         story.wait("vmi", &self.name, "be Running and paused", TIMEOUT, done).await?;
         Ok(())
     }

@@ -6,11 +6,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::Story;
+use ferrovirt_e2e_tests::{Story, is_true};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::{Figures, actions::is};
+use crate::Figures;
 
 /// Time limit of the starts, and of the drain.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -47,7 +47,7 @@ async fn drain(story: &Story, names: &[String], node: &str, other: &str, figures
     for name in names {
         story.apply(&manifest(name).to_string()).await?;
     }
-    until(story, names.len(), |vmi| runs_on(vmi, node) && is(vmi, "LiveMigratable")).await.context("starts")?;
+    until(story, names.len(), |vmi| runs_on(vmi, node) && is_true(vmi, "LiveMigratable")).await.context("starts")?;
     story.kubectl(&["uncordon", other]).await?;
     let began = Instant::now();
     let pods = "--pod-selector=kubevirt.io=virt-launcher";

@@ -6,12 +6,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, signal};
+use ferrovirt_e2e_tests::{Story, is_true, signal};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::{Figures, actions::is};
+use crate::Figures;
 
 /// Concurrent starts, and commands in launcher pods.
 const AT_ONCE: usize = 4;
@@ -30,7 +30,7 @@ pub(crate) async fn measure(story: &Story, count: usize, figures: &mut Figures) 
     let names: Vec<String> = (0..count).map(|number| format!("resumed-{number}")).collect();
     let start = async |name: &str| {
         story.apply(&manifest(name, &hostname).to_string()).await?;
-        let is_paused = |vmi: &Value| vmi["status"]["phase"] == "Running" && is(vmi, "Paused");
+        let is_paused = |vmi: &Value| vmi["status"]["phase"] == "Running" && is_true(vmi, "Paused");
         story.wait("vmi", name, "be Running and paused", TIMEOUT, is_paused).await?;
         let pod = story.launcher_pod(name).await?;
         Ok::<_, anyhow::Error>((
@@ -100,8 +100,8 @@ struct Statuses {
 
 impl Statuses {
     fn of(vmis: &[Value]) -> Self {
-        let paused = vmis.iter().filter(|vmi| is(vmi, "Paused")).count();
-        let running = vmis.iter().filter(|vmi| vmi["status"]["phase"] == "Running" && !is(vmi, "Paused")).count();
+        let paused = vmis.iter().filter(|vmi| is_true(vmi, "Paused")).count();
+        let running = vmis.iter().filter(|vmi| vmi["status"]["phase"] == "Running" && !is_true(vmi, "Paused")).count();
         Self { paused, running }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Node, Story, TIMEOUT};
+use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, is_true};
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
@@ -113,11 +113,7 @@ async fn serve(story: &Story) -> Result<()> {
         "spec": {"selector": {"app": "source"}, "ports": [{"port": 8080}]}});
     story.apply(&pod.to_string()).await?;
     story.apply(&service.to_string()).await?;
-    let is_ready = |pod: &Value| {
-        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-    };
-    story.wait("Pod", "source", "be ready", TIMEOUT, is_ready).await.map(drop)
+    story.wait("Pod", "source", "be ready", TIMEOUT, |pod| is_true(pod, "Ready")).await.map(drop)
 }
 
 /// Returns the seconds from the creation of a claim and a pod until the pod has filled it. The pod sees the container disk.

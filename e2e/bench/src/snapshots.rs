@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, own_cluster};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, own_cluster};
 use serde_json::Value;
 
 use crate::{Figures, median};
@@ -76,11 +76,7 @@ pub(crate) async fn measure(s: &Story, rounds: usize, figures: &mut Figures) -> 
 
 async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<()> {
     s.apply(VM).await?;
-    let has_agent = |vmi: &Value| {
-        let conditions = vmi["status"]["conditions"].as_array();
-        conditions.into_iter().flatten().any(|known| known["type"] == "AgentConnected" && known["status"] == "True")
-    };
-    s.wait("vmi", "writer", "connect its guest agent", BOOT, has_agent).await?;
+    s.wait("vmi", "writer", "connect its guest agent", BOOT, |vmi| is_true(vmi, "AgentConnected")).await?;
     let mut console = s.console("writer")?;
     console.login("root", "ferrovirt").await?;
     in_guest(&mut console, PREPARE).await?;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use ferrovirt_e2e_tests::Story;
+use ferrovirt_e2e_tests::{Story, is_true};
 use futures::{AsyncBufReadExt, TryStreamExt, future::try_join_all};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -154,8 +154,7 @@ pub(crate) fn is_running(object: Option<&DynamicObject>) -> bool {
 }
 
 fn is_ready(object: Option<&DynamicObject>) -> bool {
-    let conditions = object.and_then(|object| object.data["status"]["conditions"].as_array());
-    conditions.into_iter().flatten().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    object.is_some_and(|object| is_true(&object.data, "Ready"))
 }
 
 /// Measures the time from the creation of ten objects at once until all are Running, for bare pods and for VMIs.

@@ -8,6 +8,7 @@
 //! socket  webhook               WebSockets, webhooks of virt-api
 //! story                         namespace and methods of a story
 //! storage                       directories and devices of a node for claims
+//! conditions                    conditions of an object
 //! flood                         an attack on the installation
 //! collector  external_metric    receives traces, serves a metric
 //! metrics_server                serves the load of pods
@@ -18,6 +19,7 @@
 mod answer;
 mod browser;
 mod collector;
+mod conditions;
 mod device_plugin;
 mod environment;
 mod external_metric;
@@ -32,6 +34,7 @@ pub mod webhook;
 pub use answer::Answer;
 pub use browser::{Browser, Tab};
 pub use collector::{CollectedSpan, Collector};
+pub use conditions::{condition, is_true};
 pub use device_plugin::DevicePlugin;
 pub use environment::{
     TIMEOUT, audit_log, connect, connect_without_retries, kubeconfig, kubectl_virt, own_cluster, registry, repository,

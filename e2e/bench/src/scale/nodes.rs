@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, kubeconfig, repository};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, is_true, kubeconfig, repository};
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Map, Value, json};
 use tokio::{
@@ -212,8 +212,5 @@ async fn wait_ready(story: &Story, name: &str) -> Result<()> {
 }
 
 fn is_ready(node: &Value) -> bool {
-    let conditions = node["status"]["conditions"].as_array();
-    let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
-    ready.is_some_and(|condition| condition["status"] == "True")
-        && node["status"]["allocatable"]["devices.kubevirt.io/tun"].is_string()
+    is_true(node, "Ready") && node["status"]["allocatable"]["devices.kubevirt.io/tun"].is_string()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, story, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, condition, is_true, story, story_alone};
 use http::Method;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn vmi_starts_paused_and_resumes_on_unpause() {
         s.apply(&manifests::kernel_vm("box", "Manual")).await?;
         s.wait("vm", "box", "be Stopped", TIMEOUT, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
         s.virt(&["start", "box", "--paused"]).await?;
-        let paused = |vmi: &Value| condition(vmi, "Paused").is_some_and(|c| c["status"] == "True");
+        let paused = |vmi: &Value| is_true(vmi, "Paused");
         s.wait("vmi", "box", "be paused", Duration::from_secs(60), paused).await?;
         s.virt(&["unpause", "vm", "box"]).await?;
         s.wait("vmi", "box", "go on", TIMEOUT, |vmi| !paused(vmi)).await?;
@@ -146,8 +146,4 @@ async fn gates(s: &Story, gates: &Value) -> Result<()> {
     let installation = s.installation_api("KubeVirt");
     installation.patch("kubevirt", &PatchParams::default(), &Patch::Merge(patch)).await.context("set feature gates")?;
     Ok(())
-}
-
-fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == name)
 }

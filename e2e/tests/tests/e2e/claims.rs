@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
-    Story, own_cluster, skip,
+    Story, condition, is_true, own_cluster, skip,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::manifests;
 
@@ -51,26 +51,20 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
                  >/dev/null 2>&1 & }";
     console.run(write).await?;
     console.leave().await?;
-    let halted = s.wait("vmi", "guest", "stand still", MINUTES, |vmi| paused(vmi).is_some()).await?;
-    let condition = paused(&halted).unwrap_or_default();
-    ensure!(condition["reason"] == "PausedIOError", "{condition}");
+    let halted = s.wait("vmi", "guest", "stand still", MINUTES, |vmi| is_true(vmi, "Paused")).await?;
+    let is_error = condition(&halted, "Paused").is_some_and(|paused| paused["reason"] == "PausedIOError");
+    ensure!(is_error, "{}", halted["status"]);
     let message = s.wait_event("guest", "IOerror", MINUTES).await?;
     ensure!(message.contains("data"), "the event does not name the volume: {message:?}");
 
     // The guest resumes without a user.
     on_host(s, &storage.node, &format!("rm {directory}/filler")).await?;
-    s.wait("vmi", "guest", "go on", MINUTES, |vmi| paused(vmi).is_none()).await?;
+    s.wait("vmi", "guest", "go on", MINUTES, |vmi| !is_true(vmi, "Paused")).await?;
     let mut console = s.reopen_console("guest", "root", "ferrovirt").await?;
     let (written, _) =
         console.run("for i in $(seq 40); do test -s /tmp/written && break; sleep 1; done; cat /tmp/written").await?;
     ensure!(written.trim() == "code-0", "what the guest wrote meanwhile ended with {written:?}");
     console.leave().await
-}
-
-/// Returns the condition Paused, if present.
-fn paused(vmi: &Value) -> Option<Value> {
-    let mut conditions = vmi["status"]["conditions"].as_array()?.iter();
-    conditions.find(|condition| condition["type"] == "Paused" && condition["status"] == "True").cloned()
 }
 
 /// Content of the image that root has written.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, story};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -98,7 +98,7 @@ fn cve_2026_13322_guest_agent_answers_of_ten_mebibytes_are_ignored_and_do_no_har
 
         // After the agent is killed the VMI has no guest agent, and the guest runs on. The writing process keeps the channel open.
         console.run("kill $(cat /tmp/pid); killall cat").await?;
-        s.wait("vmi", "box", "lose its agent", TIMEOUT, |vmi| !has_agent(vmi)).await?;
+        s.wait("vmi", "box", "lose its agent", TIMEOUT, |vmi| !is_true(vmi, "AgentConnected")).await?;
         let (message, code) = console.run("echo it goes on").await?;
         ensure!(code == 0 && message.contains("it goes on"), "the console: {message}");
         console.leave().await
@@ -145,11 +145,6 @@ async fn taken(console: &mut Console, file: &str, blocks: u64) -> Result<()> {
         sleep(Duration::from_millis(500)).await;
     }
     Ok(())
-}
-
-fn has_agent(vmi: &Value) -> bool {
-    let mut conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.any(|condition| condition["type"] == "AgentConnected" && condition["status"] == "True")
 }
 
 /// Returns PID and memory in KiB of the processes that handle answers.

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, storage::on_host, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, condition, skip, storage::on_host, story_alone};
 use kube::{
     ResourceExt,
     api::{ListParams, Patch, PatchParams},
@@ -122,9 +122,8 @@ async fn waits(s: &Story, cores: u32, reason: &str) -> Result<()> {
     // virt-api sees the new configuration with a delay.
     s.apply(&pinned(cores)).await?;
     let says = |vmi: &Value| {
-        let conditions = vmi["status"]["conditions"].as_array();
-        let scheduled = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "PodScheduled"));
-        scheduled.is_some_and(|scheduled| scheduled["message"].as_str().is_some_and(|text| text.contains(reason)))
+        let message = condition(vmi, "PodScheduled").and_then(|scheduled| scheduled["message"].as_str());
+        message.is_some_and(|message| message.contains(reason))
     };
     s.wait("vmi", "box", reason, Duration::from_secs(60), says).await?;
     delete(s).await

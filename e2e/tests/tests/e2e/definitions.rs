@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{repository, story};
+use ferrovirt_e2e_tests::{is_true, repository, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -34,10 +34,7 @@ fn all_kinds_are_established_under_all_their_names() {
             let there = s.cluster_api("CustomResourceDefinition").get(name).await.with_context(|| name.to_owned())?;
             let there = serde_json::to_value(there)?;
             for type_ in ["Established", "NamesAccepted"] {
-                let holds = there["status"]["conditions"]
-                    .as_array()
-                    .is_some_and(|all| all.iter().any(|c| c["type"] == type_ && c["status"] == "True"));
-                ensure!(holds, "{name} is not {type_}: {}", there["status"]);
+                ensure!(is_true(&there, type_), "{name} is not {type_}: {}", there["status"]);
             }
             // The API server defaults the kind of lists.
             let mut names = there["spec"]["names"].clone();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Story, connect_without_retries, story};
+use ferrovirt_e2e_tests::{Story, connect_without_retries, is_true, story};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -28,8 +28,7 @@ async fn drain(s: &Story, pod: &str, dry_run: bool) -> Result<String> {
 }
 
 fn requested(vmi: &Value) -> bool {
-    let conditions = vmi["status"]["conditions"].as_array();
-    conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "EvictionRequested" && c["status"] == "True"))
+    is_true(vmi, "EvictionRequested")
 }
 
 fn in_progress(pod: &Value) -> bool {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story_large};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, story_large};
 use serde_json::{Value, json};
 use tokio::{
     net::UdpSocket,
@@ -58,7 +58,7 @@ fn guest_agent_reports_freezes_and_reboots_and_ssh_and_udp_connect() {
 }
 
 pub(crate) fn is_connected(vmi: &Value) -> bool {
-    condition(vmi, "AgentConnected").is_some_and(|c| c["status"] == "True")
+    is_true(vmi, "AgentConnected")
 }
 
 /// Returns the Secrets with a key and a password that the guest agent sets in the guest.
@@ -83,7 +83,7 @@ const WITH_CREDENTIALS: &str = "      accessCredentials:
 /// Waits until the guest has key and password of the Secrets.
 async fn credentials(s: &Story, console: &mut Console) -> Result<()> {
     s.wait("vmi", "deb", "have its credentials", Duration::from_secs(120), |vmi| {
-        condition(vmi, "AccessCredentialsSynchronized").is_some_and(|c| c["status"] == "True")
+        is_true(vmi, "AccessCredentialsSynchronized")
     })
     .await?;
     let (keys, _) = console.run("cat /root/.ssh/authorized_keys").await?;
@@ -95,10 +95,7 @@ async fn credentials(s: &Story, console: &mut Console) -> Result<()> {
 
 /// Checks probes through the guest agent.
 async fn probes(s: &Story) -> Result<()> {
-    s.wait("vmi", "deb", "be ready by its probe", Duration::from_secs(180), |vmi| {
-        condition(vmi, "Ready").is_some_and(|c| c["status"] == "True")
-    })
-    .await?;
+    s.wait("vmi", "deb", "be ready by its probe", Duration::from_secs(180), |vmi| is_true(vmi, "Ready")).await?;
     let pod = s.launcher_pod("deb").await?;
     let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
     let probe = ["virt-probe", "--domainName", "deb", "--timeoutSeconds", "10"];
@@ -356,8 +353,4 @@ async fn output(mut command: Command) -> Result<(Option<i32>, String)> {
     let output = tokio::time::timeout(Duration::from_secs(120), command).await.context("the command did not end")??;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.code(), String::from_utf8_lossy(&text).into_owned()))
-}
-
-fn condition<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == name)
 }

@@ -1,7 +1,7 @@
 //! Container disks and kernel images where the feature gate `ImageVolume` of Kubernetes is off.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, condition, story};
 use serde_json::Value;
 
 use crate::manifests;
@@ -74,8 +74,7 @@ fn container_disks_are_refused_by_name_where_image_volumes_are_off() {
 
 /// Returns the message of a VMI whose pod is refused.
 fn refusal(vmi: &Value) -> Option<&str> {
-    let conditions = vmi["status"]["conditions"].as_array()?;
-    let synchronized = conditions.iter().find(|condition| condition["type"] == "Synchronized")?;
+    let synchronized = condition(vmi, "Synchronized")?;
     let refused = synchronized["status"] == "False" && synchronized["reason"] == "FailedCreate";
     refused.then(|| synchronized["message"].as_str())?
 }

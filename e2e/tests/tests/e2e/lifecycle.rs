@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, condition, is_true, story};
 use serde_json::Value;
 
 use crate::manifests;
@@ -16,10 +16,6 @@ async fn in_libvirt(s: &Story, vmi: &str, command: &str) -> Result<String> {
     let pod = s.launcher_pod(vmi).await?;
     let name = pod["metadata"]["name"].as_str().context("pod without name")?;
     s.exec(name, &["virsh", "-c", uri, command, &format!("{}_{vmi}", s.namespace)]).await
-}
-
-fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == kind)
 }
 
 #[test]
@@ -39,7 +35,7 @@ fn user_starts_stops_and_restarts_a_vm() {
         ensure!(said.contains("VM box runs on node "), "{said}");
         let second = s.get("vmi", "box").await?;
         ensure!(second["metadata"]["uid"] != first["metadata"]["uid"], "the VMI was not replaced");
-        ensure!(condition(&second, "Ready").is_some_and(|ready| ready["status"] == "True"), "{}", second["status"]);
+        ensure!(is_true(&second, "Ready"), "{}", second["status"]);
 
         let said = s.virt(&["stop", "box", "--wait", "--timeout=60"]).await?;
         ensure!(said.ends_with("VM box is stopped\n"), "{said}");
@@ -81,10 +77,8 @@ fn paused_guest_stops_and_resumes() {
 
         s.virt(&["unpause", "vm", "box"]).await?;
         console.expect("still-42", Duration::from_secs(20)).await?;
-        s.wait("vmi", "box", "be Ready", MINUTE, |vmi| {
-            condition(vmi, "Paused").is_none() && condition(vmi, "Ready").is_some_and(|c| c["status"] == "True")
-        })
-        .await?;
+        s.wait("vmi", "box", "be Ready", MINUTE, |vmi| condition(vmi, "Paused").is_none() && is_true(vmi, "Ready"))
+            .await?;
         console.leave().await
     });
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+pub(crate) use ferrovirt_e2e_tests::condition;
 use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story, story_large};
 use serde_json::Value;
 
@@ -44,11 +45,6 @@ pub(crate) fn processors(expected: u32) -> String {
         "for i in $(seq 40); do n=$(cat /sys/bus/acpi/devices/LNXCPU:*/status | grep -cx 15); \
          [ $n = {expected} ] && break; sleep 1; done; echo $n"
     )
-}
-
-/// Returns the condition of an object.
-pub(crate) fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
 }
 
 /// Returns the resources of container compute.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    Story, TIMEOUT,
+    Story, TIMEOUT, is_true,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story, story_large,
 };
@@ -36,7 +36,7 @@ fn vm_moves_to_another_node_and_its_guest_goes_on() {
             );
         s.apply(&manifest).await?;
         s.wait_running("box").await?;
-        let movable = |vmi: &Value| condition(vmi, "LiveMigratable").is_some_and(|shown| shown["status"] == "True");
+        let movable = |vmi: &Value| is_true(vmi, "LiveMigratable");
         let before = s.wait("vmi", "box", "be migratable", TIMEOUT, movable).await?;
         ensure!(before["status"]["migrationMethod"] == "BlockMigration", "{}", before["status"]["migrationMethod"]);
         let mut console = s.console("box")?;

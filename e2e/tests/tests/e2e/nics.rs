@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, skip, storage::delete_vmis_after, story};
+use ferrovirt_e2e_tests::{Console, Node, Story, TIMEOUT, is_true, skip, storage::delete_vmis_after, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -284,9 +284,7 @@ fn interface_reaches_another_network_by_a_migration() {
 async fn moved(s: &Story, first: &str, second: &str) -> Result<()> {
     s.apply(&vm_with_lan("box", "Always")).await?;
     s.wait_running("box").await?;
-    let movable = |vmi: &Value| {
-        is_plugged(vmi) && condition(vmi, "LiveMigratable").is_some_and(|shown| shown["status"] == "True")
-    };
+    let movable = |vmi: &Value| is_plugged(vmi) && is_true(vmi, "LiveMigratable");
     let before = s.wait("vmi", "box", "have the interface and be migratable", MINUTES, movable).await?;
     let mut guest = moves::console(s, "box").await?;
     let witness = Witness::start(&mut guest).await?;
@@ -299,7 +297,7 @@ async fn moved(s: &Story, first: &str, second: &str) -> Result<()> {
         {"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "else"}}]}}}});
     s.kubectl(&["patch", "vm", "box", "--type=merge", "-p", &patch.to_string()]).await?;
     let waits = |vmi: &Value| {
-        let due = condition(vmi, "MigrationRequired").is_some_and(|shown| shown["status"] == "True");
+        let due = is_true(vmi, "MigrationRequired");
         due && vmi["spec"]["networks"][1]["multus"]["networkName"] == "else"
     };
     s.wait("vmi", "box", "require a migration", TIMEOUT, waits).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Socket, Story, TIMEOUT, connect_without_retries, story, story_alone};
+use ferrovirt_e2e_tests::{Socket, Story, TIMEOUT, condition, connect_without_retries, story, story_alone};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{Method, Request};
 use kube::api::{DeleteParams, ListParams};
@@ -208,8 +208,7 @@ fn pod_of_a_tenant_with_the_name_of_a_launcher_keeps_it() {
 
 /// Returns why a VMI has no pod.
 fn refusal(vmi: &Value) -> Option<&str> {
-    let conditions = vmi["status"]["conditions"].as_array()?;
-    conditions.iter().find(|known| known["type"] == "Synchronized")?["message"].as_str()
+    condition(vmi, "Synchronized")?["message"].as_str()
 }
 
 #[test]

@@ -76,9 +76,8 @@ async fn restore(s: &Story, former: &Value) -> Result<()> {
 
 /// Returns the message of the condition `SettingsIgnored`, which is empty without the condition.
 fn shown(object: &Value) -> String {
-    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
-    let mut found = conditions.filter(|condition| condition["type"] == "SettingsIgnored");
-    found.next().and_then(|condition| condition["message"].as_str()).unwrap_or_default().to_owned()
+    let shown = ferrovirt_e2e_tests::condition(object, "SettingsIgnored");
+    shown.and_then(|shown| shown["message"].as_str()).unwrap_or_default().to_owned()
 }
 
 /// Waits for a message of the condition.

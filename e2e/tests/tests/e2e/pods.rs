@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, condition, story};
 use kube::{
     Api,
     api::{EvictParams, PostParams},
@@ -55,8 +55,7 @@ fn vm(priority: &str) -> Result<String> {
 }
 
 fn ready(vmi: &Value, status: &str) -> bool {
-    let conditions = vmi["status"]["conditions"].as_array();
-    conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == status))
+    condition(vmi, "Ready").is_some_and(|ready| ready["status"] == status)
 }
 
 #[test]

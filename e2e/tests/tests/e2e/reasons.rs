@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, condition, is_true, skip, story, story_alone};
 use http::Request;
 use serde_json::{Value, json};
 
@@ -15,11 +15,6 @@ use crate::{
 
 /// Time in which the kubelet tries to mount again: its pauses grow to two minutes.
 const MOUNTED: Duration = Duration::from_secs(180);
-
-/// Returns a condition of an object.
-fn condition<'a>(object: &'a Value, type_: &str) -> Option<&'a Value> {
-    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == type_)
-}
 
 /// Waits until a condition of a VM has a text, and returns the VM and the condition.
 async fn shown(s: &Story, name: &str, type_: &str, text: &str) -> Result<(Value, Value)> {
@@ -146,7 +141,7 @@ fn migration_without_a_node_says_so_until_there_is_one() {
         let migration = while_cordoned(s, &other, async || {
             s.apply(&with_spec(&vm("waiting", "Always"), "evictionStrategy: LiveMigrate")).await?;
             s.wait_running("waiting").await?;
-            let migratable = |vmi: &Value| condition(vmi, "LiveMigratable").is_some_and(|it| it["status"] == "True");
+            let migratable = |vmi: &Value| is_true(vmi, "LiveMigratable");
             s.wait("vmi", "waiting", "be migratable", TIMEOUT, migratable).await?;
             let migration = begin(s, "waiting").await?;
             let waits = |vmim: &Value| condition(vmim, "migrationWaiting").is_some();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, is_true, skip, story_alone};
 use kube::api::ListParams;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -52,17 +52,12 @@ async fn use_the_cluster(s: &Story, until: Instant) -> Result<usize> {
         s.delete("vm", &name).await?;
         for (action, paused) in [("pause", true), ("unpause", false)] {
             s.virt(&[action, "vmi", "box"]).await.with_context(|| format!("use {uses}"))?;
-            s.wait("vmi", "box", action, TIMEOUT, |vmi| is_paused(vmi) == paused).await?;
+            s.wait("vmi", "box", action, TIMEOUT, |vmi| is_true(vmi, "Paused") == paused).await?;
         }
         uses += 1;
         sleep(Duration::from_millis(250)).await;
     }
     Ok(uses)
-}
-
-fn is_paused(vmi: &Value) -> bool {
-    let conditions = vmi["status"]["conditions"].as_array();
-    conditions.into_iter().flatten().any(|condition| condition["type"] == "Paused" && condition["status"] == "True")
 }
 
 /// Selects the pods of the installation.

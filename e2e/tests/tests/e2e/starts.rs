@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, is_true, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -17,9 +17,7 @@ async fn change(s: &Story, patch: &Value) -> anyhow::Result<()> {
 }
 
 fn asks_for_restart(vm: &Value) -> bool {
-    let conditions = vm["status"]["conditions"].as_array();
-    conditions
-        .is_some_and(|all| all.iter().any(|known| known["type"] == "RestartRequired" && known["status"] == "True"))
+    is_true(vm, "RestartRequired")
 }
 
 /// Waits until the VM's status has `desired` as its generation, and VM and VMI report `observed` for the VMI.

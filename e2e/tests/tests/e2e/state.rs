@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    Console, Story, own_cluster, skip,
+    Console, Story, condition, own_cluster, skip,
     storage::{Backing, Storage, delete_vmis_after},
     story, story_large,
 };
@@ -328,11 +328,9 @@ spec:
         .await?;
         s.apply(&manifest).await?;
         let reason = |vmi: &Value| {
-            let conditions = vmi["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.iter().any(|condition| {
-                condition["type"] == "Synchronized"
-                    && condition["reason"] == "FailedBackendStorageProbe"
-                    && condition["message"] == "storage class no-such-class not found"
+            condition(vmi, "Synchronized").is_some_and(|shown| {
+                shown["reason"] == "FailedBackendStorageProbe"
+                    && shown["message"] == "storage class no-such-class not found"
             })
         };
         s.wait("vmi", "box", "say that its claim has no class", MINUTES, reason).await.map(drop)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, webhook::is_ready};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, condition, webhook::is_ready};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -15,9 +15,8 @@ use tokio::time::{Instant, sleep};
 /// Waits until a running VMI reports why virt-handler does not manage it.
 pub(crate) async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
     let says = |vmi: &Value| {
-        let conditions = vmi["status"]["conditions"].as_array().into_iter().flatten();
-        let mut messages = conditions.filter(|c| c["type"] == "Synchronized").filter_map(|c| c["message"].as_str());
-        messages.any(|message| message.contains(why))
+        let message = condition(vmi, "Synchronized").and_then(|shown| shown["message"].as_str());
+        message.is_some_and(|message| message.contains(why))
     };
     let vmi = s.wait("vmi", vmi, &format!("say that {why:?}"), Duration::from_secs(60), says).await?;
     ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);

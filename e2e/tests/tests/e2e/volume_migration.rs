@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
-    Console, Story, TIMEOUT, own_cluster, skip,
+    Console, Story, TIMEOUT, is_true, own_cluster, skip,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
@@ -128,11 +128,7 @@ async fn name_claim(s: &Story, volume: &str, claim: &str) -> Result<()> {
 async fn begin_move(s: &Story, volume: &str, claim: &str) -> Result<()> {
     name_claim(s, volume, claim).await?;
     // virt-handler writes `LiveMigratable` after virt-controller has written `VolumesChange`.
-    let changes = |vmi: &Value| {
-        ["VolumesChange", "LiveMigratable"]
-            .iter()
-            .all(|kind| condition(vmi, kind).is_some_and(|shown| shown["status"] == "True"))
-    };
+    let changes = |vmi: &Value| ["VolumesChange", "LiveMigratable"].iter().all(|kind| is_true(vmi, kind));
     s.wait("vmi", "box", "have a change of volumes", TIMEOUT, changes).await.map(drop)
 }
 

@@ -1,7 +1,7 @@
 //! VMs that follow an upgrade to another launcher, or a change, without a restart, and updates without effect.
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, storage::delete_vmis_after, story_alone};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, is_true, skip, storage::delete_vmis_after, story_alone};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
@@ -122,9 +122,7 @@ fn last_interface_that_leaves_by_a_migration_migrates_the_vm_once() {
 async fn unplugged(s: &Story) -> Result<()> {
     s.apply(&vm_with_lan("box", "Always")).await?;
     s.wait_running("box").await?;
-    let movable = |vmi: &Value| {
-        is_plugged(vmi) && condition(vmi, "LiveMigratable").is_some_and(|shown| shown["status"] == "True")
-    };
+    let movable = |vmi: &Value| is_plugged(vmi) && is_true(vmi, "LiveMigratable");
     let before = s.wait("vmi", "box", "have the interface and be migratable", MINUTES, movable).await?;
     // No program changes the networks of the pod, so that the link leaves by a migration.
     set(s, "box", "absent").await?;
