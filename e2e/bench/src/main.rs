@@ -104,12 +104,6 @@ fn main() -> Result<()> {
         print(&figures);
         return Ok(());
     }
-    if let Some(program) = &options.channels {
-        channels::measure(program, options.channels_before.as_deref(), options.sizes.rounds, &mut figures)?;
-        compare(&mut figures);
-        print(&figures);
-        return Ok(());
-    }
     if let Some(kwok) = options.scale {
         story("scale", async |s| {
             let result = scale::measure(s, &kwok, &options.scale_sizes, &mut figures).await;
