@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{Story, is_true};
 use serde_json::Value;
 
 use crate::{
-    Figures, median,
+    Figures, add_medians,
     start::{out_of_phase, wait_guest_up},
 };
 
@@ -66,16 +66,15 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
         gone.push(ended + since.elapsed().as_secs_f64());
     }
     story.delete("vm", "actions").await?;
-    for (name, values) in [
+    let measured = [
         ("start_s", start),
         ("pause_s", pause),
         ("unpause_s", unpause),
         ("restart_s", restart),
         ("stop_s", stop),
         ("stop_until_startable_s", gone),
-    ] {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
+    ];
+    add_medians(figures, measured)?;
     measure_acpi(story, rounds, figures).await
 }
 
@@ -93,8 +92,7 @@ async fn measure_acpi(story: &Story, rounds: usize, figures: &mut Figures) -> Re
         startable(story, "obedient").await?;
     }
     story.delete("vm", "obedient").await?;
-    figures.insert("stop_by_acpi_s".into(), median(&stops).context("no round")?);
-    Ok(())
+    add_medians(figures, [("stop_by_acpi_s", stops)])
 }
 
 /// Runs the command and returns the seconds until the object of the VM satisfies `done`.

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::{io::AsyncReadExt, time::timeout};
 
 use crate::{
-    Figures, median,
+    Figures, add_medians,
     start::{is_running, manifest, out_of_phase, wait},
 };
 
@@ -41,15 +41,13 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
         vmis.push(first_answer(story, "vmi", &name, story.apply(&serving_vmi(&name))).await?);
     }
     story.delete("Pod", CLIENT).await?;
-    for (name, values) in [
+    let measured = [
         ("console_first_byte_s", bytes),
         ("console_first_byte_after_command_s", opened),
         ("pod_first_answer_s", pods),
         ("vmi_first_answer_s", vmis),
-    ] {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
-    Ok(())
+    ];
+    add_medians(figures, measured)
 }
 
 /// Returns the seconds from the creation of a VMI, and from the command, until its console shows a first byte.

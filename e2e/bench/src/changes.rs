@@ -13,7 +13,7 @@ use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{
-    Figures, median,
+    Figures, add_medians,
     start::{out_of_phase, pod, wait},
 };
 
@@ -94,7 +94,7 @@ async fn measure_with(story: &Story, storage: &Storage, rounds: usize, figures: 
         story.wait("vmi", "changes", "have no change in progress", TIMEOUT, settled).await?;
     }
     console.leave().await?;
-    for (name, values) in [
+    let measured = [
         ("pod_with_claim_running_s", floor),
         ("volume_in_guest_s", disk),
         ("volume_out_of_guest_s", unplug),
@@ -102,10 +102,8 @@ async fn measure_with(story: &Story, storage: &Storage, rounds: usize, figures: 
         ("volume_out_of_status_s", released),
         ("vcpu_in_guest_s", cpu),
         ("memory_in_guest_s", memory),
-    ] {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
-    Ok(())
+    ];
+    add_medians(figures, measured)
 }
 
 async fn pod_with_claim(story: &Story, name: &str) -> Result<()> {

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    Figures, median,
+    Figures, add_medians,
     start::{is_running, out_of_phase, wait},
 };
 
@@ -83,9 +83,7 @@ async fn measure_rounds(story: &Story, cold: &ColdNode<'_>, registry: &Registry,
         ensure!(pod > 0.0 && (pod - vmi).abs() < DIFFERENCE, "the pod pulled {pod:.1} MiB, the VMI {vmi:.1} MiB");
         figures.insert("cold_pulled_mib".into(), vmi);
     }
-    figures.insert("cold_pod_running_s".into(), median(&pods).context("no round")?);
-    figures.insert("cold_vmi_running_s".into(), median(&vmis).context("no round")?);
-    Ok(())
+    add_medians(figures, [("cold_pod_running_s", pods), ("cold_vmi_running_s", vmis)])
 }
 
 /// Returns the seconds from the creation of an object to phase Running, and deletes it.

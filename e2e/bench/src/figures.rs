@@ -127,6 +127,17 @@ fn target(name: &str) -> Option<f64> {
     TARGETS.iter().chain(&SCALE_TARGETS).find(|(of, _)| *of == name || *of == general).map(|(_, most)| *most)
 }
 
+/// Adds the medians of measured values.
+pub(crate) fn add_medians<'a>(
+    figures: &mut Figures,
+    measured: impl IntoIterator<Item = (&'a str, Vec<f64>)>,
+) -> Result<()> {
+    for (name, values) in measured {
+        figures.insert(name.to_owned(), median(&values).with_context(|| format!("no value of {name}"))?);
+    }
+    Ok(())
+}
+
 /// Returns the median, or the lower of the two middle values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     percentile(values, 50)

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::{
     Figures,
     actions::{act, running, startable},
-    median,
+    add_medians,
 };
 
 const NAME: &str = "sleeper";
@@ -80,10 +80,7 @@ async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<
         }
     }
     let names = ["plain_save_s", "hibernate_save_s", "start_and_plain_restore_s", "resume_s", "plain_restore_s"];
-    for (name, values) in names.into_iter().zip(&all) {
-        figures.insert(name.into(), median(values).context("no round")?);
-    }
-    Ok(())
+    add_medians(figures, names.into_iter().zip(all))
 }
 
 async fn stop(s: &Story) -> Result<()> {

@@ -15,7 +15,7 @@ use kube::api::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::{
-    Figures, median,
+    Figures, add_medians,
     start::{is_running, out_of_phase, wait},
 };
 
@@ -77,10 +77,7 @@ async fn measure_all(story: &Story, rounds: usize, figures: &mut Figures) -> Res
         );
         note("vm_with_clone_running_s", start(story, &name, &name, &template).await?);
     }
-    for (name, values) in times {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
-    Ok(())
+    add_medians(figures, times)
 }
 
 fn restricted() -> Value {

@@ -10,7 +10,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::{Figures, median};
+use crate::{Figures, add_medians};
 
 /// Prints PID and pod name of each virt-controller.
 const FIND: &str = r#"
@@ -41,8 +41,7 @@ pub(crate) async fn measure(story: &Story, figures: &mut Figures) -> Result<()> 
     for kill in 0..KILLS {
         times.push(killed_to_write(story, &format!("after-kill-{kill}"), &spec).await?);
     }
-    figures.insert("leader_killed_to_write_s".into(), median(&times).context("no kill")?);
-    Ok(())
+    add_medians(figures, [("leader_killed_to_write_s", times)])
 }
 
 /// Kills the leader and returns the seconds until virt-controller has created the pod of a VMI with this spec, which is created

@@ -44,7 +44,7 @@ use clap::{Parser, ValueEnum};
 use ferrovirt_e2e_tests::{story, webhook::Endpoint};
 
 use crate::{
-    figures::{Figures, compare, median, percentile, print, write},
+    figures::{Figures, add_medians, compare, median, percentile, print, write},
     parts::{Part, Sizes},
 };
 

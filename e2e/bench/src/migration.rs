@@ -33,7 +33,7 @@ use rustix::{
 use serde_json::{Value, json};
 
 use crate::{
-    Figures, median, percentile,
+    Figures, add_medians, percentile,
     start::{bare_pod, out_of_phase, pod, wait},
 };
 
@@ -173,15 +173,14 @@ async fn measure_vm(s: &Story, plan: &Plan, moves: usize, figures: &mut Figures)
     for (name, values) in [("migration_max_s", &times), ("migration_blackout_max_ms", &pauses)] {
         figures.insert(name.into(), percentile(values, 100).context("no migration")?);
     }
-    for (name, values) in [
+    let measured = [
         ("pod_beside_migration_running_s", pods),
         ("migration_begin_s", begins),
         ("migration_s", times),
         ("migration_blackout_ms", pauses),
         ("migration_channel_mib_s", rates),
-    ] {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
+    ];
+    add_medians(figures, measured)?;
     s.delete("vm", "mover").await?;
     s.wait_gone("vmi", "mover", Duration::from_secs(120)).await
 }
@@ -266,8 +265,7 @@ async fn measure_plain(s: &Story, plan: &Plan, rounds: usize, figures: &mut Figu
              for tap in bench-a bench-b; do ip link del $tap; done; true")
         .await?;
     }
-    figures.insert("plain_migration_s".into(), median(&moves).context("no round")?);
-    figures.insert("plain_blackout_ms".into(), median(&pauses).context("no round")?);
+    add_medians(figures, [("plain_migration_s", moves), ("plain_blackout_ms", pauses)])?;
     s.delete("Pod", "plain").await
 }
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, own_cluster};
 use serde_json::Value;
 
-use crate::{Figures, median};
+use crate::{Figures, add_medians};
 
 /// Rounds of each kind: the guest takes minutes to boot, a snapshot seconds.
 const ROUNDS: usize = 5;
@@ -90,10 +90,7 @@ async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<
         snapshots.push(stall(&mut console).await?);
     }
     console.leave().await?;
-    for (name, values) in [("freeze_and_thaw_stall_s", plain), ("snapshot_stall_s", snapshots)] {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
-    Ok(())
+    add_medians(figures, [("freeze_and_thaw_stall_s", plain), ("snapshot_stall_s", snapshots)])
 }
 
 async fn in_guest(console: &mut Console, command: &str) -> Result<String> {

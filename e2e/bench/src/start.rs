@@ -15,7 +15,7 @@ use kube::{
     runtime::wait::{Condition, await_condition, conditions},
 };
 
-use crate::{Figures, median};
+use crate::{Figures, add_medians};
 
 /// Time limit of a start.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -106,10 +106,7 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
             times.entry(name).or_default().push(value);
         }
     }
-    for (name, values) in times {
-        figures.insert(name.into(), median(&values).context("no round")?);
-    }
-    Ok(())
+    add_medians(figures, times)
 }
 
 /// Creates a usual pod, which ends as soon as it is asked to. It has the default volume with the token of its service account.

@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::Story;
 use crate::{
     Figures,
     actions::{act, running, startable},
-    median,
+    add_medians,
 };
 
 const CONFIGURATION: &str = "
@@ -37,8 +37,7 @@ pub(crate) async fn measure(story: &Story, rounds: usize, figures: &mut Figures)
         plain.push(start_and_stop(story, "plain").await?);
         kept.push(start_and_stop(story, "kept").await?);
     }
-    figures.insert("start_without_state_s".into(), median(&plain).context("no round")?);
-    figures.insert("start_with_state_s".into(), median(&kept).context("no round")?);
+    add_medians(figures, [("start_without_state_s", plain), ("start_with_state_s", kept)])?;
     act(story, "shared", &["start", "shared"], "vmi", running).await?;
     tokio::time::sleep(SETTLE).await;
     for program in ["swtpm", "virtiofsd"] {
