@@ -35,7 +35,8 @@ pub(super) fn decide(observed: &Observed, decision: &mut Decision) -> Result<(),
     }
     mirror(observed, decision)?;
     if is_recorded && is_settled {
-        remove_finalizer(observed, decision)?;
+        let migration = &observed.migration.metadata;
+        decision.effects.extend(Effect::finalizer(Kind::Migration, migration, finalizer::MIGRATION, false));
     }
     if observed.vmi.is_none() || is_superfluous(observed) {
         delete_ended_source(observed, decision);
@@ -118,18 +119,6 @@ fn mirror(observed: &Observed, decision: &mut Decision) -> Result<(), serde_json
     let mut wanted = (*observed.migration).clone();
     wanted.status.get_or_insert_default().migration_state = Some(state.clone());
     decision.effects.extend(Effect::change(Kind::Migration, &*observed.migration, &wanted, Some("status"))?);
-    Ok(())
-}
-
-fn remove_finalizer(observed: &Observed, decision: &mut Decision) -> Result<(), serde_json::Error> {
-    let mut wanted = (*observed.migration).clone();
-    if let Some(list) = &mut wanted.metadata.finalizers {
-        list.retain(|name| name != finalizer::MIGRATION);
-        if list.is_empty() {
-            wanted.metadata.finalizers = None;
-        }
-    }
-    decision.effects.extend(Effect::change(Kind::Migration, &*observed.migration, &wanted, None)?);
     Ok(())
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum Origin<'a> {
 
 /// Returns true for a migration that has not been settled.
 pub(super) fn has_finalizer(migration: &VirtualMachineInstanceMigration) -> bool {
-    migration.metadata.finalizers.iter().flatten().any(|name| name == finalizer::MIGRATION)
+    crate::runtime::has_finalizer(&migration.metadata, finalizer::MIGRATION)
 }
 
 /// Returns a migration of a VMI. The API server completes its name.

@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use api::{VirtualMachine, VirtualMachinePool};
-use serde_json::json;
+use api::{VirtualMachine, VirtualMachinePool, constants::finalizer};
 
-use super::preservation::without_finalizer;
 use crate::{
     cache::Key,
     resources::{
@@ -63,15 +61,14 @@ fn decide(observed: &HeldVm) -> Decision {
     let mut decision = Decision::settled();
     if !observed.pool.as_ref().is_some_and(|pool| controls(pool, &observed.vm.metadata)) {
         let metadata = &observed.vm.metadata;
-        let patch = json!({"metadata": {"finalizers": without_finalizer(metadata)}});
-        decision.push(Effect::merge(Kind::VirtualMachine, metadata, patch));
+        decision.effects.extend(Effect::finalizer(Kind::VirtualMachine, metadata, finalizer::POOL, false));
     }
     decision
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 

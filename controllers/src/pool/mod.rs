@@ -34,14 +34,14 @@ use std::{collections::BTreeMap, sync::Arc};
 use api::{
     VirtualMachine, VirtualMachineInstance, VirtualMachinePool, VmiPhase,
     cdi::DataVolume,
-    constants::{condition, label},
+    constants::{condition, finalizer, label},
     pool::VirtualMachinePoolSpec,
 };
 use jiff::Timestamp;
 use kube::core::{Selector, SelectorExt};
 use serde_json::json;
 
-use self::{changes::Changes, preservation::without_finalizer};
+use self::changes::Changes;
 pub(crate) use self::{controller::Pools, held::HeldVms};
 use crate::{
     resources::{claims::CachedClaim, pool_revisions::PoolRevision},
@@ -172,6 +172,7 @@ fn release(pool: &VirtualMachinePool, member: &Member) -> Effect {
         Some(owner.uid.as_str()) != pool.metadata.uid.as_deref()
     };
     let owners: Vec<_> = metadata.owner_references.iter().flatten().filter(is_other).collect();
-    let patch = json!({"metadata": {"ownerReferences": owners, "finalizers": without_finalizer(metadata)}});
+    let finalizers: Vec<_> = metadata.finalizers.iter().flatten().filter(|name| *name != finalizer::POOL).collect();
+    let patch = json!({"metadata": {"ownerReferences": owners, "finalizers": finalizers}});
     Effect::merge(Kind::VirtualMachine, metadata, patch)
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use api::{constants::finalizer, owner, pool::VirtualMachinePoolSpec};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::{Member, Observed};
@@ -28,36 +27,29 @@ pub(super) fn preserves(pool: &VirtualMachinePoolSpec) -> bool {
     proactive.or(opportunistic).is_some_and(|state| state != "Disabled")
 }
 
-/// Returns the finalizers of a VM or pool without that of pools.
-pub(super) fn without_finalizer(metadata: &ObjectMeta) -> Vec<&str> {
-    let finalizers = metadata.finalizers.iter().flatten().map(String::as_str);
-    finalizers.filter(|name| *name != finalizer::POOL).collect()
-}
-
 /// Sets and removes the finalizer, and detaches the disks of deleted VMs. A refusal holds up nothing else, so that no finalizer
 /// stays behind.
 pub(super) fn keep(observed: &Observed, owned: &[&Member], decision: &mut Decision) {
     let pool = &*observed.pool;
     let mut writes = Vec::new();
     // KubeVirt sets it. The owner references of VMs suffice.
-    if pool.metadata.finalizers.iter().flatten().any(|name| name == finalizer::POOL) {
-        let patch = json!({"metadata": {"finalizers": without_finalizer(&pool.metadata)}});
-        writes.push(Effect::merge(Kind::Pool, &pool.metadata, patch).independent());
+    if let Some(release) = Effect::finalizer(Kind::Pool, &pool.metadata, finalizer::POOL, false) {
+        writes.push(release.independent());
         decision.wake(RETRY_OF_OTHERS);
     }
     let preserves = preserves(&pool.spec) && pool.metadata.deletion_timestamp.is_none();
     for member in owned {
         let count = writes.len();
         match (preserves, is_held_by_pool(&member.vm), member.is_deleting()) {
-            (true, false, false) => writes.push(finalize(observed, member, true)),
+            (true, false, false) => writes.extend(finalize(observed, member, true)),
             (true, true, true) => {
                 let detachments = detachments(observed, member);
                 if detachments.is_empty() {
-                    writes.push(finalize(observed, member, false));
+                    writes.extend(finalize(observed, member, false));
                 }
                 writes.extend(detachments);
             }
-            (false, true, _) => writes.push(finalize(observed, member, false)),
+            (false, true, _) => writes.extend(finalize(observed, member, false)),
             _ => {}
         }
         if writes.len() > count {
@@ -73,12 +65,10 @@ fn pause(member: &Member, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(deleted.0)).unwrap_or_default().clamp(RETRY.0, RETRY.1)
 }
 
-fn finalize(observed: &Observed, member: &Member, set: bool) -> Effect {
-    let metadata = &member.vm.metadata;
-    let finalizers = without_finalizer(metadata).into_iter().chain(set.then_some(finalizer::POOL));
-    let patch = json!({"metadata": {"finalizers": finalizers.collect::<Vec<_>>()}});
+fn finalize(observed: &Observed, member: &Member, set: bool) -> Option<Effect> {
+    let write = Effect::finalizer(Kind::VirtualMachine, &member.vm.metadata, finalizer::POOL, set)?;
     let what = if set { "adding finalizer to" } else { "removing finalizer for" };
-    independent(Effect::merge(Kind::VirtualMachine, metadata, patch), observed, what, member)
+    Some(independent(write, observed, what, member))
 }
 
 /// Returns the writes by which the disks of a VM outlive it.

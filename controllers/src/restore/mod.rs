@@ -49,7 +49,7 @@ use crate::{
         claims::CachedClaim, instancetype_revisions::InstancetypeRevision, snapshots::CachedSnapshot,
         storage_classes::CachedStorageClass, vmis::is_unstarted,
     },
-    runtime::{Decision, Effect, Failure, Kind},
+    runtime::{Decision, Effect, Failure, Kind, has_finalizer},
     vm_lease,
 };
 
@@ -153,11 +153,9 @@ impl Observed {
         Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))
     }
 
-    fn patch_finalizers(&self, finalizers: &[&str]) -> Effect {
-        let others = self.restore.metadata.finalizers.iter().flatten().map(String::as_str);
-        let all: Vec<&str> =
-            others.filter(|name| *name != finalizer::RESTORE).chain(finalizers.iter().copied()).collect();
-        Effect::merge(Kind::VmRestore, &self.restore.metadata, json!({"metadata": {"finalizers": all}}))
+    /// Returns the write that adds or removes the finalizer.
+    fn finalizer(&self, present: bool) -> Option<Effect> {
+        Effect::finalizer(Kind::VmRestore, &self.restore.metadata, finalizer::RESTORE, present)
     }
 
     fn refusal(&self) -> Option<&Failure> {
@@ -170,7 +168,7 @@ impl Observed {
     }
 
     fn is_held_back(&self) -> bool {
-        self.restore.metadata.finalizers.iter().flatten().any(|name| name == finalizer::RESTORE)
+        has_finalizer(&self.restore.metadata, finalizer::RESTORE)
     }
 }
 
@@ -187,12 +185,11 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
         return Ok(Step::default().before(observed.release(false)?));
     }
     if observed.restore.status.is_none() || !observed.is_held_back() {
-        let hold = (!observed.is_held_back()).then(|| observed.patch_finalizers(&[finalizer::RESTORE]));
         return Ok(Step::show(Shown::works(
             "Initializing VirtualMachineRestore",
             "Initializing VirtualMachineRestore",
         ))
-        .before(hold));
+        .before(observed.finalizer(true)));
     }
     if let Some(failure) = observed.refusal() {
         if failure.attempts >= ATTEMPTS && may_fail(observed) {
@@ -358,7 +355,7 @@ fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
     } else {
         step.before(volumes::clean_up(observed))
     };
-    Ok(step.before(observed.release(observed.is_done())?).after([observed.patch_finalizers(&[])]))
+    Ok(step.before(observed.release(observed.is_done())?).after(observed.finalizer(false)))
 }
 
 /// Returns the next writes of a deleted restore that has deleted claims of its VM, until each is made again: the VM would be left without

@@ -69,6 +69,11 @@ pub(crate) struct WriteOptions {
     pub independent: bool,
 }
 
+/// Returns true if an object has a finalizer.
+pub(crate) fn has_finalizer(meta: &ObjectMeta, finalizer: &str) -> bool {
+    meta.finalizers.iter().flatten().any(|name| name == finalizer)
+}
+
 /// A write.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
@@ -276,6 +281,15 @@ impl Effect {
             patch,
             options: WriteOptions::default(),
         }
+    }
+
+    /// Returns the write after which an object has a finalizer, or has it no longer; `None` if that is so already.
+    #[must_use]
+    pub(crate) fn finalizer(kind: Kind, meta: &ObjectMeta, finalizer: &str, present: bool) -> Option<Self> {
+        let others = meta.finalizers.iter().flatten().map(String::as_str).filter(|name| *name != finalizer);
+        let finalizers: Vec<&str> = others.chain(present.then_some(finalizer)).collect();
+        let patch = json!({"metadata": {"finalizers": (!finalizers.is_empty()).then_some(finalizers)}});
+        (has_finalizer(meta, finalizer) != present).then(|| Self::merge(kind, meta, patch))
     }
 
     /// Returns this patch for a subresource.

@@ -26,7 +26,9 @@ mod tests;
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Needs, Wake},
     decision::{Decision, Failure},
-    effect::{DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions},
+    effect::{
+        DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, has_finalizer,
+    },
     executor::{Answers, ClaimUser, Executor},
     lease::{Election, Times},
     metrics::Metrics,

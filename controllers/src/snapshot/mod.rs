@@ -29,7 +29,6 @@ use api::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde_json::json;
 
 pub(crate) use self::{
     content::SnapshotContents,
@@ -38,7 +37,7 @@ pub(crate) use self::{
 };
 use crate::{
     data_volumes::DataVolumes,
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failure, Kind, has_finalizer},
     vm_lease,
 };
 
@@ -121,7 +120,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     let mut decision = Decision::settled();
     let snapshot = &*observed.snapshot;
     if !observed.is_deleting() {
-        keep(snapshot, &mut decision);
+        decision.effects.extend(finalizer_of(snapshot, true));
     } else if observed.is_in_use {
         // The end of the restore, or its deletion, wakes the snapshot.
         return Ok(decision);
@@ -149,7 +148,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     }
     if observed.is_deleting() && is_over {
         // The object is gone with this write, so its status does not matter.
-        leave(snapshot, &mut decision);
+        decision.effects.extend(finalizer_of(snapshot, false));
         return Ok(decision);
     }
     status::report(observed, &stage, &mut decision)?;
@@ -214,7 +213,7 @@ fn drop_content(observed: &Observed, decision: &mut Decision) -> bool {
     let Some(content) = observed.content.as_deref() else { return true };
     let is_kept = observed.is_deleting() && !observed.snapshot.deletes_content() && content.is_taken();
     if is_kept {
-        return !content.metadata.finalizers.iter().flatten().any(|name| name == finalizer::SNAPSHOT_CONTENT);
+        return !has_finalizer(&content.metadata, finalizer::SNAPSHOT_CONTENT);
     }
     if content.metadata.deletion_timestamp.is_none() {
         decision.push(Effect::delete(Kind::VmSnapshotContent, &content.metadata));
@@ -222,22 +221,7 @@ fn drop_content(observed: &Observed, decision: &mut Decision) -> bool {
     false
 }
 
-/// Adds the finalizer.
-fn keep(snapshot: &VirtualMachineSnapshot, decision: &mut Decision) {
-    let mut finalizers = snapshot.metadata.finalizers.clone().unwrap_or_default();
-    if !finalizers.iter().any(|name| name == finalizer::SNAPSHOT) {
-        finalizers.push(finalizer::SNAPSHOT.to_owned());
-        let patch = json!({"metadata": {"finalizers": finalizers}});
-        decision.push(Effect::merge(Kind::VmSnapshot, &snapshot.metadata, patch));
-    }
-}
-
-/// Removes the finalizer.
-fn leave(snapshot: &VirtualMachineSnapshot, decision: &mut Decision) {
-    let present = snapshot.metadata.finalizers.iter().flatten();
-    if present.clone().any(|name| name == finalizer::SNAPSHOT) {
-        let left: Vec<&String> = present.filter(|name| *name != finalizer::SNAPSHOT).collect();
-        let patch = json!({"metadata": {"finalizers": left}});
-        decision.push(Effect::merge(Kind::VmSnapshot, &snapshot.metadata, patch));
-    }
+/// Returns the write that adds or removes the finalizer.
+fn finalizer_of(snapshot: &VirtualMachineSnapshot, present: bool) -> Option<Effect> {
+    Effect::finalizer(Kind::VmSnapshot, &snapshot.metadata, finalizer::SNAPSHOT, present)
 }

@@ -19,11 +19,9 @@ use api::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::ResourceExt;
-use serde_json::json;
 
 pub(crate) use self::controller::Uninstall;
-use crate::runtime::{Decision, Effect, Event, Kind};
+use crate::runtime::{Decision, Effect, Event, Kind, has_finalizer};
 
 /// Time after which refused deletions are repeated.
 const RETRY: Duration = Duration::from_secs(5);
@@ -82,7 +80,7 @@ pub(crate) fn removes_workloads(kubevirt: &KubeVirt) -> bool {
 /// Decides on the finalizer and on the workloads to delete. `workloads` is read only if they are removed.
 pub(crate) fn decide(kubevirt: &KubeVirt, counts: Counts, workloads: &Workloads, now: Timestamp) -> Decision {
     let mut decision = Decision::settled();
-    let is_held = kubevirt.finalizers().iter().any(|name| name == finalizer::KUBEVIRT);
+    let is_held = has_finalizer(&kubevirt.metadata, finalizer::KUBEVIRT);
     let is_deleted = kubevirt.metadata.deletion_timestamp.is_some();
     // A deleted object takes no further finalizers.
     if is_deleted && !is_held {
@@ -105,12 +103,8 @@ pub(crate) fn decide(kubevirt: &KubeVirt, counts: Counts, workloads: &Workloads,
     } else {
         counts.exist(UninstallStrategy::of(&kubevirt.spec))
     };
-    if is_needed != is_held {
-        let others = kubevirt.finalizers().iter().map(String::as_str).filter(|name| *name != finalizer::KUBEVIRT);
-        let finalizers: Vec<&str> = others.chain(is_needed.then_some(finalizer::KUBEVIRT)).collect();
-        let patch = json!({"metadata": {"finalizers": finalizers}});
-        decision.push(Effect::merge(Kind::KubeVirt, &kubevirt.metadata, patch));
-    }
+    let change = Effect::finalizer(Kind::KubeVirt, &kubevirt.metadata, finalizer::KUBEVIRT, is_needed);
+    decision.effects.extend(change);
     decision
 }
 

@@ -53,7 +53,7 @@ use self::{
 use crate::{
     owned_vmis::{adopt, create_vmi, delete_vmi},
     resources::{claims::CachedClaim, pod_warnings, start_revisions::StartRevision},
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failure, Kind, has_finalizer},
     vm_lease, volume_migration,
 };
 
@@ -119,14 +119,12 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let mut error = None;
 
     if vm.metadata.deletion_timestamp.is_some() {
-        if deleting(observed, owned, &mut decision)? {
+        if deleting(observed, owned, &mut decision) {
             // The object is deleted with this write, so its status does not matter.
             return Ok(decision);
         }
-    } else if !has_finalizer(vm) {
-        let mut wanted = vm.clone();
-        wanted.metadata.finalizers.get_or_insert_default().push(finalizer::VM.to_owned());
-        decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
+    } else {
+        decision.effects.extend(Effect::finalizer(Kind::VirtualMachine, &vm.metadata, finalizer::VM, true));
     }
     let chosen = chosen::chosen(observed);
     let data_volumes = DataVolumes::of(observed);
@@ -278,36 +276,19 @@ fn report(vm: &VirtualMachine, error: &SyncError, message: String, decision: &mu
     }
 }
 
-fn has_finalizer(vm: &VirtualMachine) -> bool {
-    vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::VM)
-}
-
 fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
     owner::is_controlled_by(&instance.metadata, vm)
 }
 
 /// Deletes the VMI and removes the finalizer. Returns true when nothing is left to do.
-fn deleting(
-    observed: &Observed,
-    owned: Option<&VirtualMachineInstance>,
-    decision: &mut Decision,
-) -> Result<bool, serde_json::Error> {
-    let vm = &*observed.vm;
-    let orphans = vm.metadata.finalizers.iter().flatten().any(|name| name == ORPHAN);
-    match owned {
-        Some(instance) if !orphans => {
-            delete_instance(observed, instance, decision);
-            Ok(false)
-        }
-        _ => {
-            let mut wanted = vm.clone();
-            let list = wanted.metadata.finalizers.take().unwrap_or_default();
-            let left: Vec<String> = list.into_iter().filter(|name| name != finalizer::VM).collect();
-            wanted.metadata.finalizers = (!left.is_empty()).then_some(left);
-            decision.effects.extend(Effect::change(Kind::VirtualMachine, vm, &wanted, None)?);
-            Ok(true)
-        }
+fn deleting(observed: &Observed, owned: Option<&VirtualMachineInstance>, decision: &mut Decision) -> bool {
+    let vm = &observed.vm.metadata;
+    if let Some(instance) = owned.filter(|_| !has_finalizer(vm, ORPHAN)) {
+        delete_instance(observed, instance, decision);
+        return false;
     }
+    decision.effects.extend(Effect::finalizer(Kind::VirtualMachine, vm, finalizer::VM, false));
+    true
 }
 
 /// Carries out the run strategy. Returns an error for condition Failure, and true if a failed VMI must be started again.

@@ -21,7 +21,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
 pub(crate) use self::controller::VmLeases;
-use crate::runtime::{Effect, Kind};
+use crate::runtime::{self, Effect, Kind};
 
 /// Reason of a change that waits for the end of an operation on the VM's data.
 pub(crate) const OPERATION: &str = "OperationInProgress";
@@ -52,11 +52,9 @@ pub(crate) fn take(
     object: &ObjectMeta,
     now: &Time,
 ) -> Result<Vec<Effect>, OperationLease> {
-    let needs_finalizer = operation == VmOperation::Snapshot && !has_finalizer(vm);
     let mut status = vm.status.clone().unwrap_or_default();
     status.take(operation, object, now)?;
-    let finalizers = vm.metadata.finalizers.iter().flatten().map(String::as_str);
-    let kept = needs_finalizer.then(|| set_finalizers(vm, finalizers.chain([finalizer::SNAPSHOT_SOURCE]).collect()));
+    let kept = if operation == VmOperation::Snapshot { finalizer_of(vm, true) } else { None };
     Ok(change(vm, &status).into_iter().chain(kept).collect())
 }
 
@@ -64,9 +62,7 @@ pub(crate) fn take(
 pub(crate) fn release(vm: &VirtualMachine, uid: &str) -> Vec<Effect> {
     let mut status = vm.status.clone().unwrap_or_default();
     status.release(uid);
-    let finalizers = vm.metadata.finalizers.iter().flatten().map(String::as_str);
-    let left = finalizers.filter(|name| *name != finalizer::SNAPSHOT_SOURCE).collect();
-    let freed = (has_finalizer(vm) && !is_of_snapshot(Some(&status))).then(|| set_finalizers(vm, left));
+    let freed = if is_of_snapshot(Some(&status)) { None } else { finalizer_of(vm, false) };
     // A VM that is being deleted may be gone with its last finalizer.
     freed.into_iter().chain(change(vm, &status)).collect()
 }
@@ -77,11 +73,11 @@ fn is_of_snapshot(status: Option<&VirtualMachineStatus>) -> bool {
 }
 
 fn has_finalizer(vm: &VirtualMachine) -> bool {
-    vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::SNAPSHOT_SOURCE)
+    runtime::has_finalizer(&vm.metadata, finalizer::SNAPSHOT_SOURCE)
 }
 
-fn set_finalizers(vm: &VirtualMachine, finalizers: Vec<&str>) -> Effect {
-    Effect::merge(Kind::VirtualMachine, &vm.metadata, json!({"metadata": {"finalizers": finalizers}}))
+fn finalizer_of(vm: &VirtualMachine, present: bool) -> Option<Effect> {
+    Effect::finalizer(Kind::VirtualMachine, &vm.metadata, finalizer::SNAPSHOT_SOURCE, present)
 }
 
 /// Returns the write of the lease, if it changes.

@@ -14,7 +14,7 @@ use crate::{
         status::{self, Fact, Shown, reason},
     },
     resources::claims::CachedClaim,
-    runtime::{Effect, Kind},
+    runtime::{Effect, Kind, has_finalizer},
 };
 
 /// Annotation of a claim with the phase of the pod that fills it.
@@ -129,7 +129,7 @@ fn carry_out(
     }
     let writes = !next.effects.is_empty() || next.work != Work::None;
     // Before anything exists that the deletion of the DataVolume would leave behind.
-    let finalizer = (is_remote(observed, facts) && writes).then(|| finalizers_of(&observed.volume, true)).flatten();
+    let finalizer = (is_remote(observed, facts) && writes).then(|| finalizer_of(&observed.volume, true)).flatten();
     let is_done = facts.temporary.as_deref().is_some_and(consumer::is_done);
     let pod = delete_pod(facts).filter(|_| is_done);
     let begin = observed.begin().filter(|_| writes).into_iter().chain(finalizer).chain(pod).chain(next.effects);
@@ -276,21 +276,15 @@ fn renamed(mut step: Step) -> Step {
 
 /// Returns true if a clone from another namespace has begun, which may have left something there.
 pub(in crate::importer) fn is_held(volume: &DataVolume) -> bool {
-    volume.metadata.finalizers.iter().flatten().any(|name| name == finalizer::CLONE)
+    has_finalizer(&volume.metadata, finalizer::CLONE)
 }
 
 /// Removes the finalizer of clones from other namespaces.
 pub(in crate::importer) fn release(volume: &DataVolume) -> Option<Effect> {
-    finalizers_of(volume, false)
+    finalizer_of(volume, false)
 }
 
 /// Adds or removes the finalizer of clones from other namespaces, unless that is done.
-fn finalizers_of(volume: &DataVolume, present: bool) -> Option<Effect> {
-    let mut wanted = volume.metadata.finalizers.clone().unwrap_or_default();
-    wanted.retain(|name| name != finalizer::CLONE);
-    if present {
-        wanted.push(finalizer::CLONE.to_owned());
-    }
-    let patch = json!({"metadata": {"finalizers": wanted}});
-    (present != is_held(volume)).then(|| Effect::merge(Kind::DataVolume, &volume.metadata, patch))
+fn finalizer_of(volume: &DataVolume, present: bool) -> Option<Effect> {
+    Effect::finalizer(Kind::DataVolume, &volume.metadata, finalizer::CLONE, present)
 }

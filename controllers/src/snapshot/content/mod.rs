@@ -32,7 +32,6 @@ use api::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde_json::json;
 
 pub(crate) use self::controller::SnapshotContents;
 use self::quiesce::Step;
@@ -160,18 +159,14 @@ fn put_step(observed: &Observed, step: Step, decision: &mut Decision) {
 /// Thaws the guest if it may be frozen, and removes the finalizer. A content that nobody can use is deleted.
 fn leave(observed: &Observed, decision: &mut Decision) {
     let content = &*observed.content;
-    let present = content.metadata.finalizers.iter().flatten();
-    if present.clone().any(|name| name == finalizer::SNAPSHOT_CONTENT) {
-        if !content.is_taken() && quiesce::may_be_frozen(observed) {
-            let vmi = observed.vmi.as_ref().map(|vmi| vmi.metadata.clone()).unwrap_or_default();
-            let thaw = Effect::quiesce(&vmi.namespace.unwrap_or_default(), &vmi.name.unwrap_or_default(), None);
-            // The guest thaws itself if this fails.
-            decision.push(thaw.independent());
-        }
-        let left: Vec<&String> = present.filter(|name| *name != finalizer::SNAPSHOT_CONTENT).collect();
-        let patch = json!({"metadata": {"finalizers": left}});
-        decision.push(Effect::merge(Kind::VmSnapshotContent, &content.metadata, patch));
+    let release = Effect::finalizer(Kind::VmSnapshotContent, &content.metadata, finalizer::SNAPSHOT_CONTENT, false);
+    if release.is_some() && !content.is_taken() && quiesce::may_be_frozen(observed) {
+        let vmi = observed.vmi.as_ref().map(|vmi| vmi.metadata.clone()).unwrap_or_default();
+        let thaw = Effect::quiesce(&vmi.namespace.unwrap_or_default(), &vmi.name.unwrap_or_default(), None);
+        // The guest thaws itself if this fails.
+        decision.push(thaw.independent());
     }
+    decision.effects.extend(release);
     let is_useless = observed.snapshot.is_none() && observed.status().creation_time.is_none();
     if is_useless && content.metadata.deletion_timestamp.is_none() {
         decision.push(Effect::delete(Kind::VmSnapshotContent, &content.metadata));
