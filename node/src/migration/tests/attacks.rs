@@ -208,12 +208,7 @@ async fn garbage_of_the_target_ends_the_channel() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_of_the_launcher_of_the_target_is_refused() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let Moving { source_end, target_end, mut leaves, mut arrives, source, target } = Moving::start(&Authority::new());
     let mut near = leaves.open(Channel::Control).await;
     let (mut far, _) = arrives.accept().await;
     far.write_all(b"garbage").await.unwrap();
@@ -226,30 +221,21 @@ async fn garbage_of_the_launcher_of_the_target_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_channels_of_a_launcher_reach_no_other_node() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (arrives, arrives_socket) = Launcher::new();
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut moving = Moving::start(&Authority::new());
     for byte in [0, AWAIT, CONNECTED, 255] {
-        let (mut near, _) = leaves.accept().await;
+        let (mut near, _) = moving.leaves.accept().await;
         near.write_all(&[byte]).await.unwrap();
         closed(&mut near).await;
     }
-    assert_eq!(arrives.opened(), 0);
-    drop(source_end);
-    source.nothing_left().await;
+    assert_eq!(moving.arrives.opened(), 0);
+    drop(moving.source_end);
+    moving.source.nothing_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_launcher_that_opens_channels_without_end_is_limited() {
     let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let Moving { source_end, target_end, mut leaves, mut arrives, source, target } = Moving::start(&authority);
     let mut open = Vec::new();
     for _ in 0..CHANNELS {
         let near = leaves.open(Channel::Memory).await;

@@ -189,6 +189,30 @@ impl Launcher {
     }
 }
 
+/// A migration: the guards of both ends, its launchers and its nodes.
+struct Moving {
+    source_end: SourceEnd,
+    target_end: TargetEnd,
+    leaves: Launcher,
+    arrives: Launcher,
+    source: Node,
+    target: Node,
+}
+
+impl Moving {
+    fn start(authority: &Authority) -> Self {
+        Self::between(Node::start(authority, SOURCE), Node::start(authority, TARGET))
+    }
+
+    fn between(source: Node, target: Node) -> Self {
+        let (leaves, leaves_socket) = Launcher::new();
+        let (arrives, arrives_socket) = Launcher::new();
+        let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
+        let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+        Self { source_end, target_end, leaves, arrives, source, target }
+    }
+}
+
 fn migration(vmi: &str, migration: &str) -> Migration {
     Migration { vmi: vmi.to_owned(), migration: migration.to_owned() }
 }

@@ -27,12 +27,7 @@ async fn exchange(source: &mut UnixStream, target: &mut UnixStream, sent: &[u8],
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn channels_relay_megabytes_both_ways_unchanged() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let Moving { source_end, target_end, mut leaves, mut arrives, source, target } = Moving::start(&Authority::new());
     let mut pairs = Vec::new();
     // Several connections of one channel at a time, as multifd opens them.
     for channel in
@@ -55,14 +50,9 @@ async fn channels_relay_megabytes_both_ways_unchanged() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_bytes_pass_at_once() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
-    let mut near = leaves.open(Channel::Release).await;
-    let mut far = arrives.connect(Channel::Release).await;
+    let mut moving = Moving::start(&Authority::new());
+    let mut near = moving.leaves.open(Channel::Release).await;
+    let mut far = moving.arrives.connect(Channel::Release).await;
     near.write_all(b"r").await.unwrap();
     assert_eq!(soon(far.read_u8()).await.unwrap(), b'r');
     far.write_all(b"k").await.unwrap();
@@ -71,14 +61,9 @@ async fn single_bytes_pass_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_pauses_stops_the_writer() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
-    let mut near = leaves.open(Channel::Memory).await;
-    let mut far = arrives.connect(Channel::Memory).await;
+    let mut moving = Moving::start(&Authority::new());
+    let mut near = moving.leaves.open(Channel::Memory).await;
+    let mut far = moving.arrives.connect(Channel::Memory).await;
     let sent = data(64 << 20, 7);
     let (mut written, block) = (0, 1 << 16);
     while let Ok(result) =
@@ -110,12 +95,9 @@ async fn channels_go_on_while_the_runtime_of_the_vmis_is_busy() {
         let _entered = threads.enter();
         (Node::start(&authority, SOURCE), Node::start(&authority, TARGET))
     };
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
-    let mut near = blocking(leaves.open(Channel::Memory).await);
-    let mut far = blocking(arrives.connect(Channel::Memory).await);
+    let mut moving = Moving::between(source, target);
+    let mut near = blocking(moving.leaves.open(Channel::Memory).await);
+    let mut far = blocking(moving.arrives.connect(Channel::Memory).await);
     // The only thread of this runtime is busy from here on.
     let sent = data(1 << 20, 3);
     let mut arrived = vec![0; sent.len()];
@@ -169,19 +151,14 @@ async fn a_later_registration_replaces_the_earlier_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_launcher_that_restarts_is_dialled_again() {
-    let authority = Authority::new();
-    let (source, target) = (Node::start(&authority, SOURCE), Node::start(&authority, TARGET));
-    let (mut leaves, leaves_socket) = Launcher::new();
-    let (mut arrives, arrives_socket) = Launcher::new();
-    let _target_end = target.channels.receive(migration("v", "m"), SOURCE.into(), arrives_socket);
-    let _source_end = source.channels.send(migration("v", "m"), target.as_target(TARGET), leaves_socket);
+    let mut moving = Moving::start(&Authority::new());
     for _ in 0..5 {
-        let (stream, byte) = leaves.accept().await;
+        let (stream, byte) = moving.leaves.accept().await;
         assert_eq!(byte, AWAIT);
         drop(stream);
     }
-    let mut near = leaves.open(Channel::Memory).await;
-    let mut far = arrives.connect(Channel::Memory).await;
+    let mut near = moving.leaves.open(Channel::Memory).await;
+    let mut far = moving.arrives.connect(Channel::Memory).await;
     near.write_all(b"x").await.unwrap();
     assert_eq!(soon(far.read_u8()).await.unwrap(), b'x');
 }
