@@ -70,18 +70,7 @@ fn annotation_of_any_value_makes_the_launcher_fail() {
     ] {
         let mut instance = vmi(small());
         instance.metadata.annotations.get_or_insert_default().insert(key.to_owned(), String::new());
-        let (config, claims) = (ClusterConfig::default(), BTreeMap::new());
-        let limits = NamespaceLimits::default();
-        let inputs = Inputs {
-            instance: &instance,
-            config: &config,
-            launcher_image: "launcher:1",
-            claims: &claims,
-            limits,
-            definitions: None,
-            state: None,
-        };
-        let pod = serde_json::to_value(render(&inputs).unwrap()).unwrap();
+        let pod = rendered_vmi(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
         let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();
         assert_eq!(args.contains(&json!("--simulate-crash")), fails, "{key}");
     }

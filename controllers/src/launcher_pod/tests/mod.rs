@@ -59,21 +59,30 @@ fn claims() -> BTreeMap<String, Arc<CachedClaim>> {
     ])
 }
 
+/// Returns the inputs of a pod without limits, definitions and state.
+fn inputs<'a>(
+    instance: &'a VirtualMachineInstance,
+    config: &'a ClusterConfig,
+    claims: &'a BTreeMap<String, Arc<CachedClaim>>,
+) -> Inputs<'a> {
+    Inputs {
+        instance,
+        config,
+        launcher_image: "launcher:1",
+        claims,
+        limits: NamespaceLimits::default(),
+        definitions: None,
+        state: None,
+    }
+}
+
 fn rendered_vmi(
     instance: &VirtualMachineInstance,
     config: &ClusterConfig,
     limits: NamespaceLimits,
 ) -> Result<Value, RenderError> {
     let claims = claims();
-    let inputs = Inputs {
-        instance,
-        config,
-        launcher_image: "launcher:1",
-        claims: &claims,
-        limits,
-        definitions: None,
-        state: None,
-    };
+    let inputs = Inputs { limits, ..inputs(instance, config, &claims) };
     render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
 }
 
@@ -203,15 +212,7 @@ fn state_is_in_a_claim_that_the_pod_mounts_as_a_whole() {
     let state = |shared| Some(StateMount { claim: "s".to_owned(), shared });
     let with = |change: Value, state: Option<StateMount>| {
         let (instance, config, claims) = (vmi(merged(small(), &change)), ClusterConfig::default(), claims());
-        let inputs = Inputs {
-            instance: &instance,
-            config: &config,
-            launcher_image: "launcher:1",
-            claims: &claims,
-            limits: NamespaceLimits::default(),
-            definitions: None,
-            state: state.as_ref(),
-        };
+        let inputs = Inputs { state: state.as_ref(), ..inputs(&instance, &config, &claims) };
         render(&inputs).map(|pod| serde_json::to_value(pod).unwrap())
     };
     let tpm = |tpm: Value| json!({"domain": {"devices": {"tpm": tpm}}});

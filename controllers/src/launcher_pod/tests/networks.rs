@@ -54,15 +54,7 @@ fn resources_of_networks_are_requested_unless_another_program_does() {
     };
     let mut definitions = BTreeMap::from([("shop/cards".to_owned(), definition(Some("example.org/card")))]);
     let render_with = |definitions: Option<&BTreeMap<String, Arc<CachedNetwork>>>| {
-        let inputs = Inputs {
-            instance: &instance,
-            config: &config,
-            launcher_image: "launcher:1",
-            claims: &claims,
-            limits: NamespaceLimits::default(),
-            definitions,
-            state: None,
-        };
+        let inputs = Inputs { definitions, ..inputs(&instance, &config, &claims) };
         render(&inputs).map(|pod| serde_json::to_value(pod).unwrap()["spec"]["containers"][0]["resources"].clone())
     };
     assert_eq!(render_with(Some(&definitions)), Err(RenderError::DefinitionNotFound("depot/plain".to_owned())));

@@ -22,16 +22,7 @@ fn target(
     config: &ClusterConfig,
 ) -> Result<Value, RenderError> {
     let claims = BTreeMap::new();
-    let limits = NamespaceLimits::default();
-    let inputs = Inputs {
-        instance: vmi,
-        config,
-        launcher_image: "launcher:1",
-        claims: &claims,
-        limits,
-        definitions: None,
-        state: None,
-    };
+    let inputs = inputs(vmi, config, &claims);
     let target = Target { migration, source, source_node: Some(node), post_copy: false };
     render_target(&inputs, &target).map(|pod| serde_json::to_value(pod).unwrap())
 }

@@ -215,15 +215,7 @@ fn temporary_pod_is_scheduled_as_the_launcher_and_mounts_nothing() {
     );
     let (vmi, config) = (vmi(spec), ClusterConfig::default());
     let claims = claims();
-    let inputs = Inputs {
-        instance: &vmi,
-        config: &config,
-        launcher_image: "launcher:1",
-        claims: &claims,
-        limits: NamespaceLimits::default(),
-        definitions: None,
-        state: None,
-    };
+    let inputs = inputs(&vmi, &config, &claims);
     let [launcher, temporary] =
         [render(&inputs), render_temporary(&inputs)].map(|pod| serde_json::to_value(pod.unwrap()).unwrap());
     for same in ["generateName", "labels", "ownerReferences"] {
@@ -255,15 +247,7 @@ fn temporary_pod_has_no_proxy() {
     let annotations = vmi.metadata.annotations.get_or_insert_default();
     annotations.insert("sidecar.istio.io/inject".to_owned(), "true".to_owned());
     let (config, claims) = (ClusterConfig::default(), claims());
-    let inputs = Inputs {
-        instance: &vmi,
-        config: &config,
-        launcher_image: "launcher:1",
-        claims: &claims,
-        limits: NamespaceLimits::default(),
-        definitions: None,
-        state: None,
-    };
+    let inputs = inputs(&vmi, &config, &claims);
     let metadata = render_temporary(&inputs).unwrap().metadata;
     for marks in [metadata.labels, metadata.annotations] {
         assert_eq!(marks.unwrap()["sidecar.istio.io/inject"], "false");
