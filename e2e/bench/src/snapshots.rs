@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, own_cluster};
+use ferrovirt_e2e_tests::{Console, Story, is_true, own_cluster};
 use serde_json::Value;
 
 use crate::{Figures, add_medians};
@@ -79,13 +79,13 @@ async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<
     s.wait("vmi", "writer", "connect its guest agent", BOOT, |vmi| is_true(vmi, "AgentConnected")).await?;
     let mut console = s.console("writer")?;
     console.login("root", "ferrovirt").await?;
-    in_guest(&mut console, PREPARE).await?;
+    console.output(PREPARE).await?;
     let (mut plain, mut snapshots) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        in_guest(&mut console, WRITER).await?;
+        console.output(WRITER).await?;
         freeze_and_thaw(s).await?;
         plain.push(stall(&mut console).await?);
-        in_guest(&mut console, WRITER).await?;
+        console.output(WRITER).await?;
         snapshot(s, &format!("round-{round}")).await?;
         snapshots.push(stall(&mut console).await?);
     }
@@ -93,14 +93,8 @@ async fn measure_all(s: &Story, rounds: usize, figures: &mut Figures) -> Result<
     add_medians(figures, [("freeze_and_thaw_stall_s", plain), ("snapshot_stall_s", snapshots)])
 }
 
-async fn in_guest(console: &mut Console, command: &str) -> Result<String> {
-    let (output, code) = tokio::time::timeout(TIMEOUT, console.run(command)).await.context("the guest hangs")??;
-    ensure!(code == 0, "{command:?} ended with {code}: {output}");
-    Ok(output)
-}
-
 async fn stall(console: &mut Console) -> Result<f64> {
-    let found = in_guest(console, STALL).await?;
+    let found = console.output(STALL).await?;
     // The shell reports the end of the writer as well.
     let time = found.lines().find_map(|line| line.trim().parse().ok());
     time.with_context(|| format!("no time in {found:?}"))

@@ -184,6 +184,16 @@ impl Console {
         Ok((output.replace("\r\n", "\n"), status.parse().context("no exit code")?))
     }
 
+    /// Runs a shell command that must succeed, and returns its output without space around it.
+    ///
+    /// # Errors
+    /// Fails after the time limit, and with any exit code but 0.
+    pub async fn output(&mut self, command: &str) -> Result<String> {
+        let (output, code) = self.run(command).await?;
+        ensure!(code == 0, "{command:?} ended with {code}: {output}");
+        Ok(output.trim().to_owned())
+    }
+
     /// Starts a server in the guest unless the port has a listener, and waits until it listens.
     ///
     /// # Errors

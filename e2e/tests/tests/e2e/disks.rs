@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{
-    Console, Story,
+    Story,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
 
-use crate::manifests;
+use crate::{hotplug::run, manifests};
 
 const MINUTES: Duration = Duration::from_secs(150);
 const MEBIBYTE: u64 = 1024 * 1024;
@@ -17,13 +17,6 @@ const MEBIBYTE: u64 = 1024 * 1024;
 /// Functions for the guest's shell: the device with a serial number, and a file of the file system on it.
 const HELPERS: &str = "disk() { for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" = $1 ] && echo /dev/${d##*/}; done; }; \
      show() { mount -r -t iso9660 $(disk $1) /mnt && cat /mnt/$2; umount /mnt; }";
-
-/// Returns the output of a command that must succeed.
-async fn run(console: &mut Console, command: &str) -> Result<String> {
-    let (output, code) = console.run(command).await?;
-    ensure!(code == 0, "{command:?} ended with {code}: {output}");
-    Ok(output.trim().to_owned())
-}
 
 fn vm_with_disks(claim: &str) -> String {
     format!(

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 pub(crate) use ferrovirt_e2e_tests::condition;
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story, story_large};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story, story_large};
 use serde_json::Value;
 
+pub(crate) use crate::hotplug::run;
 use crate::{cve_guest_agent::start_agent, manifests, processors::despite_aborts};
 
 pub(crate) const MINUTES: Duration = Duration::from_secs(180);
@@ -19,13 +20,6 @@ pub(crate) const READY: &str = "dmesg -n 1; echo online_movable > /sys/devices/s
 pub(crate) fn vm(name: &str, cpu: &str, max_guest: &str) -> String {
     manifests::kernel_vm(name, "Once")
         .replace("memory: {guest: 128Mi}", &format!("cpu: {{{cpu}}}\n        memory: {{guest: 1Gi{max_guest}}}"))
-}
-
-/// Returns the output of a command that must succeed.
-pub(crate) async fn run(console: &mut Console, command: &str) -> Result<String> {
-    let (output, code) = console.run(command).await?;
-    ensure!(code == 0, "{command:?} ended with {code}: {output}");
-    Ok(output.trim().to_owned())
 }
 
 /// Returns a script that waits until the guest's memory in MiB is in a range.
