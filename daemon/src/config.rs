@@ -7,10 +7,7 @@ use std::sync::Arc;
 
 use api::{KubeVirt, config::ClusterConfig};
 use futures::StreamExt;
-use kube::{
-    Api, Client, ResourceExt,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use tokio::sync::watch;
 
 use crate::tasks::Spawner;
@@ -67,7 +64,7 @@ pub fn follow(client: Client, namespace: &str, tasks: &Spawner) -> ConfigHandle 
         // Admission rejects a second object; of several the oldest counts.
         let mut objects: Vec<KubeVirt> = Vec::new();
         let mut listed: Vec<KubeVirt> = Vec::new();
-        let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()).default_backoff());
+        let mut events = std::pin::pin!(crate::watch::events(api, watcher::Config::default()));
         while let Some(event) = events.next().await {
             match event {
                 Ok(watcher::Event::Init) => {

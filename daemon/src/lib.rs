@@ -1,7 +1,7 @@
 //! Parts that the long-running programs share.
 //!
 //! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`backoff`], [`signals`], [`logging`].
-//! - [`client`]: the client of the API server; [`config`]: the cluster configuration.
+//! - [`client`]: the client of the API server; [`watch`]: watches with jitter; [`config`]: the cluster configuration.
 //! - [`events`], [`merge_patch`]: writes to the cluster.
 //! - [`telemetry`]: traces of starts, exported to a collector.
 //! - [`tls`]: identities, trust and the TLS server; [`ops`]: health, metrics and profiles; [`metrics`]: registered metrics; [`quota`]: slots by user.
@@ -23,7 +23,7 @@ pub mod signals;
 pub mod tasks;
 pub mod telemetry;
 pub mod tls;
-mod watch;
+pub mod watch;
 
 pub use lock::lock;
 pub use profiler;

@@ -9,10 +9,7 @@ use arc_swap::ArcSwapOption;
 use daemon::tasks::Spawner;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api, Client,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::authentication::FrontProxyTrust;
@@ -35,7 +32,7 @@ impl FrontProxy {
         let this = followed.clone();
         tasks.spawn("front proxy", async move {
             let api = Api::<ConfigMap>::namespaced(client, NAMESPACE);
-            let mut versions = std::pin::pin!(watcher::watch_object(api, NAME).default_backoff());
+            let mut versions = std::pin::pin!(daemon::watch::versions(api, NAME));
             while let Some(version) = versions.next().await {
                 match version {
                     Ok(map) => this.apply(map),

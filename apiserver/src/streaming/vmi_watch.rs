@@ -13,10 +13,7 @@ use api::{VirtualMachineInstance, enums::VmiPhase};
 use daemon::{CancellationToken, lock};
 use futures::StreamExt;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
-use kube::{
-    Api, Client, Resource,
-    runtime::{WatchStreamExt, watcher::watch_object},
-};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -84,7 +81,7 @@ async fn end<K>(api: Api<K>, name: &str, holds: impl Fn(Option<&K>) -> Holds)
 where
     K: Resource + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
 {
-    let mut versions = std::pin::pin!(watch_object(api, name).default_backoff());
+    let mut versions = std::pin::pin!(daemon::watch::versions(api, name));
     let mut until = None;
     loop {
         let version = tokio::select! {

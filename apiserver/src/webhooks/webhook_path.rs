@@ -13,10 +13,7 @@ use arc_swap::ArcSwap;
 use daemon::tasks::Spawner;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, Client,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Client};
 use tokio::sync::watch;
 
 /// The segments in force. Cheap to clone; all clones change together.
@@ -60,7 +57,7 @@ impl Segments {
         let followed = Self::new(Vec::new());
         let (this, api) = (followed.clone(), Api::<Secret>::namespaced(client, namespace));
         tasks.spawn("webhook path", async move {
-            let mut versions = std::pin::pin!(watcher::watch_object(api, SECRET).default_backoff());
+            let mut versions = std::pin::pin!(daemon::watch::versions(api, SECRET));
             while let Some(version) = versions.next().await {
                 match version {
                     Ok(secret) => this.apply(secret.as_ref()),

@@ -5,10 +5,7 @@ use std::collections::BTreeSet;
 use api::MigrationPolicy;
 use daemon::config::ConfigHandle;
 use futures::StreamExt;
-use kube::{
-    Api, Client, ResourceExt,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use tokio::sync::watch;
 
 /// Policies of one page.
@@ -42,7 +39,7 @@ impl Policies {
 pub(crate) async fn follow(client: Client, mut cluster: ConfigHandle, permitted: watch::Sender<bool>) {
     let mut policies = Policies::default();
     let config = watcher::Config::default().page_size(PAGE);
-    let mut events = watcher::watcher(Api::<MigrationPolicy>::all(client), config).default_backoff().boxed();
+    let mut events = daemon::watch::events(Api::<MigrationPolicy>::all(client), config).boxed();
     loop {
         let now = cluster.current().migrations.allow_post_copy || !policies.permitting.is_empty();
         permitted.send_if_modified(|known| std::mem::replace(known, now) != now);

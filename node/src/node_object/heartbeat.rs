@@ -78,7 +78,7 @@ pub(crate) async fn run(
 ) {
     let (api, nodes): (Api<Node>, Api<PartialObjectMeta<Node>>) = (Api::all(client.clone()), Api::all(client));
     let own = watcher::Config::default().fields(&format!("metadata.name={}", config.node));
-    let versions = watcher(nodes, own).default_backoff().applied_objects();
+    let versions = daemon::watch::events(nodes, own).applied_objects();
     let versions = versions.filter_map(|version| {
         if let Err(error) = &version {
             tracing::debug!(%error, "watch of the node's metadata was interrupted");

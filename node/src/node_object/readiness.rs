@@ -23,7 +23,6 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject},
-    runtime::{WatchStreamExt, watcher},
 };
 use serde_json::Value;
 use tokio::{sync::watch, time::timeout};
@@ -124,7 +123,7 @@ async fn shown(
     offers: &mut watch::Receiver<Offers>,
     readiness: &Readiness,
 ) -> bool {
-    let mut versions = std::pin::pin!(watcher::watch_object(nodes.clone(), node).default_backoff());
+    let mut versions = std::pin::pin!(daemon::watch::versions(nodes.clone(), node));
     let mut allocatable = Value::Null;
     loop {
         let state = decide(&offers.borrow_and_update(), &allocatable);

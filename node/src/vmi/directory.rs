@@ -2,17 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard},
 };
 
 use api::{VirtualMachineInstance, constants::label};
 use daemon::{CancellationToken, lock, telemetry::Traces};
 use futures::StreamExt;
-use kube::{
-    Api, Client, ResourceExt,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Client, ResourceExt, runtime::watcher};
 use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
@@ -33,8 +29,6 @@ const PAGE: u32 = 50;
 /// Most VMIs that are managed at a time: twice the largest number of pods that Kubernetes is tested with on a node (500). More
 /// name this node only if a user wrote so, and each costs memory here.
 const MAX_VMIS: usize = 1000;
-/// Shortest time after which a watch is established anew, and the range above it, in seconds. The longest is the default of watches.
-const WATCH: (u32, u32) = (230, 60);
 
 type Named = BTreeMap<(String, String), Arc<Handle>>;
 
@@ -260,9 +254,8 @@ pub(crate) async fn follow(client: Client, vmis: Vmis, listed: impl FnOnce(), st
     let api = Api::<VirtualMachineInstance>::all(client);
     let watch = |label: &str| {
         let selector = format!("{label}={}", vmis.host.name());
-        let duration = watch_duration(vmis.host.name(), label);
-        let config = watcher::Config::default().labels(&selector).page_size(PAGE).timeout(duration);
-        watcher::watcher(api.clone(), config).default_backoff().boxed()
+        let config = watcher::Config::default().labels(&selector).page_size(PAGE);
+        daemon::watch::events(api.clone(), config).boxed()
     };
     let (mut owned, mut targets) = (Labelled::default(), Labelled::default());
     let (mut of_owned, mut of_targets) = (watch(label::NODE_NAME), watch(label::MIGRATION_TARGET_NODE_NAME));
@@ -298,32 +291,4 @@ pub(crate) async fn follow(client: Client, vmis: Vmis, listed: impl FnOnce(), st
 fn trimmed(mut vmi: VirtualMachineInstance) -> Arc<VirtualMachineInstance> {
     trim(&mut vmi);
     Arc::new(vmi)
-}
-
-/// Returns the time after which a watch is established anew, in seconds. It differs between nodes and labels: all virt-handlers start at
-/// the same time after an upgrade, and their watches would end at the same time from then on.
-fn watch_duration(node: &str, label: &str) -> u32 {
-    let (shortest, range) = WATCH;
-    let mut hasher = DefaultHasher::new();
-    (node, label).hash(&mut hasher);
-    shortest + u32::try_from(hasher.finish() % u64::from(range)).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn watches_of_a_thousand_nodes_end_at_different_times() {
-        let mut ends = BTreeMap::<u32, usize>::new();
-        for node in 0..1000 {
-            for label in [label::NODE_NAME, label::MIGRATION_TARGET_NODE_NAME] {
-                let duration = watch_duration(&format!("node-{node}.example"), label);
-                assert!((230..290).contains(&duration), "{duration}");
-                *ends.entry(duration).or_default() += 1;
-            }
-        }
-        // 33 a second on average.
-        assert!(ends.len() == 60 && ends.values().all(|count| *count < 66), "{ends:?}");
-    }
 }

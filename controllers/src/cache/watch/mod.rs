@@ -13,11 +13,7 @@ use std::{
 use daemon::backoff;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{
-    Api, Resource,
-    api::ListParams,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, Resource, api::ListParams, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Notify, watch},
@@ -277,8 +273,7 @@ where
 
     /// Watches until the API server does not know an optional resource any more.
     async fn follow_events(&self) {
-        let events = watcher::watcher(self.api.clone(), self.config.clone()).default_backoff();
-        let mut events = std::pin::pin!(events);
+        let mut events = std::pin::pin!(daemon::watch::events(self.api.clone(), self.config.clone()));
         let mut listed: HashSet<Key> = HashSet::new();
         let mut before: Vec<Key> = Vec::new();
         while let Some(event) = events.next().await {
