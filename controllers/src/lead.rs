@@ -80,6 +80,9 @@ mod tests {
         fn run(self: Arc<Self>) -> BoxFuture<'static, ()> {
             std::future::pending().boxed()
         }
+        fn filled(&self) -> BoxFuture<'_, ()> {
+            futures::future::ready(()).boxed()
+        }
         fn catch_up(&self) -> BoxFuture<'_, ()> {
             async { self.0.subscribe().wait_for(|done| *done).await.map(|_| ()).unwrap() }.boxed()
         }

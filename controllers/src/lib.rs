@@ -45,7 +45,7 @@ mod volume_migration;
 mod webhook_path;
 mod workload_update;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use api::{constants::component, tls};
 use daemon::{
@@ -56,6 +56,7 @@ use daemon::{
     telemetry::Traces,
     tls::{Identity, Roots},
 };
+use futures::future::join_all;
 use prometheus::Registry;
 
 use crate::{
@@ -68,6 +69,9 @@ use crate::{
 
 /// Name of the Lease.
 const LEASE: &str = "virt-controller";
+/// Longest time for which a replica leaves the lease to others because its caches are not full. Lists may need the certificates that the
+/// leader makes.
+const FILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The error that ends the process.
 #[derive(Debug, thiserror::Error)]
@@ -126,8 +130,18 @@ pub async fn run(options: Options) -> Result<(), RunError> {
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());
+    let candidacy = async {
+        // A former process of this pod that led was killed: a replica with full caches takes over at once.
+        election.release().await;
+        tokio::select! {
+            _ = tokio::time::timeout(FILL_TIMEOUT, join_all(sources.iter().map(|(_, source)| source.filled()))) => {
+                election.win(&stop).await
+            }
+            () = stop.cancelled() => false,
+        }
+    };
     let won = tokio::select! {
-        won = election.win(&stop) => won,
+        won = candidacy => won,
         ended = tasks.ended() => return Err(RunError::Task(ended)),
     };
     if !won {

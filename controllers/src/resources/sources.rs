@@ -68,6 +68,15 @@ impl Source for Unless {
         .boxed()
     }
 
+    fn filled(&self) -> BoxFuture<'_, ()> {
+        async {
+            if !self.config.current().enabled(self.gate) {
+                self.source.filled().await;
+            }
+        }
+        .boxed()
+    }
+
     fn catch_up(&self) -> BoxFuture<'_, ()> {
         async {
             if !self.config.current().enabled(self.gate) {

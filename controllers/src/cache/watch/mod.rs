@@ -1,4 +1,6 @@
-//! Watches that fill caches, and the comparison of a cache with the API server.
+//! Watches that fill caches, and the comparison of a cache with the API server, see `compare.rs`.
+
+mod compare;
 
 use std::{
     collections::HashSet,
@@ -13,22 +15,21 @@ use std::{
 use daemon::backoff;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Resource, api::ListParams, runtime::watcher};
+use kube::{
+    Api, Resource,
+    api::{ListParams, ObjectList, PartialObjectMeta},
+    runtime::watcher,
+};
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 
-use super::{
-    Cache, Cached, Key,
-    content::{parse_version, version},
-};
+use super::{Cache, Cached, Key, content::version};
 
 /// Objects on a page of a list. An object can have 1.5 MiB, and a page is held as a whole, beside those of other watches.
 const PAGE: u32 = 50;
-/// Objects on a page of a list of metadata. Labels and managed fields alone can have 1.5 MiB, too.
-const METADATA_PAGE: u32 = 50;
 /// Time for the watch to deliver the difference between a cache and the API server. Then the list is repeated.
 const DELIVERY: Duration = Duration::from_secs(2);
 /// Interval at which a cache is compared again.
@@ -55,6 +56,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) trait Source: Send + Sync {
     /// Watches for ever.
     fn run(self: Arc<Self>) -> BoxFuture<'static, ()>;
+    /// Waits until the first list has been read. A resource that is not installed has none.
+    fn filled(&self) -> BoxFuture<'_, ()>;
     /// Waits until the cache is as new as the API server was at the call. A resource that is not installed has no objects.
     fn catch_up(&self) -> BoxFuture<'_, ()>;
 }
@@ -84,6 +87,8 @@ pub(crate) struct Watch<W, K: Cached> {
     synced: watch::Sender<bool>,
     /// Events so far.
     delivered: AtomicU64,
+    /// Version up to which the cache lacks no change. 0: unknown.
+    complete_to: AtomicU64,
     /// Starts the watch anew.
     restart: Notify,
 }
@@ -148,6 +153,7 @@ where
             presence: Presence::Required,
             synced: watch::Sender::new(false),
             delivered: AtomicU64::new(0),
+            complete_to: AtomicU64::new(0),
             restart: Notify::new(),
         }
     }
@@ -211,8 +217,17 @@ where
     /// Lists one object, which fails if the API server does not serve the resource.
     async fn list_one(&self) -> Result<(), CompareError> {
         let one = ListParams { field_selector: self.config.field_selector.clone(), ..ListParams::default().limit(1) };
-        let listed = tokio::time::timeout(PAGE_TIMEOUT, self.api.list_metadata(&one)).await;
-        listed.map_err(|_| CompareError::Timeout)?.map(drop).map_err(CompareError::List)
+        self.page(&one, PAGE_TIMEOUT).await.map(drop)
+    }
+
+    /// Returns a page of a list of metadata.
+    async fn page(
+        &self,
+        parameters: &ListParams,
+        limit: Duration,
+    ) -> Result<ObjectList<PartialObjectMeta<W>>, CompareError> {
+        let page = tokio::time::timeout(limit, self.api.list_metadata(parameters)).await;
+        Ok(page.map_err(|_| CompareError::Timeout)??)
     }
 
     fn covers(&self, key: &Key) -> bool {
@@ -223,6 +238,14 @@ where
     async fn synced(&self) {
         // The sender lives in self, so waiting cannot fail.
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// Waits until the first list has been read. Returns false if the resource counts as one that is not installed.
+    async fn is_filled(&self) -> bool {
+        tokio::select! {
+            () = self.synced() => true,
+            () = self.absent(self.api.resource_url()) => false,
+        }
     }
 
     /// Watches for ever.
@@ -276,15 +299,20 @@ where
         let mut events = std::pin::pin!(daemon::watch::events(self.api.clone(), self.config.clone()));
         let mut listed: HashSet<Key> = HashSet::new();
         let mut before: Vec<Key> = Vec::new();
+        // Version of the newest listed object. That of the list is not known here.
+        let mut newest = 0;
+        let mut is_complete = false;
         while let Some(event) = events.next().await {
             self.delivered.fetch_add(u64::from(event.is_ok()), Ordering::Relaxed);
             match event {
                 Ok(watcher::Event::Init) => {
                     listed.clear();
+                    newest = 0;
                     // Answers to writes that arrive while the list is read may be newer than the list.
                     before = self.cache.keys();
                 }
                 Ok(watcher::Event::InitApply(object)) => {
+                    newest = newest.max(version(object.meta()));
                     // An object that is not kept counts as not listed: it may have been kept before.
                     if let Some(object) = (self.convert)(object) {
                         listed.insert(Key::of(object.meta()));
@@ -298,10 +326,13 @@ where
                         }
                     }
                     listed = HashSet::new();
+                    is_complete = true;
+                    self.complete_to.store(newest, Ordering::Relaxed);
                     self.synced.send_replace(true);
                 }
                 Ok(watcher::Event::Apply(object)) => {
                     let (key, uid) = (Key::of(object.meta()), object.meta().uid.clone());
+                    let reached = version(object.meta());
                     match (self.convert)(object) {
                         Some(object) => self.cache.apply(object, false),
                         None if self.cache.get(&key).is_some() => {
@@ -309,67 +340,34 @@ where
                         }
                         None => {}
                     }
+                    self.complete_to.store(if is_complete { reached } else { 0 }, Ordering::Relaxed);
                 }
                 Ok(watcher::Event::Delete(object)) => {
                     let (key, uid) = (Key::of(object.meta()), object.meta().uid.clone());
+                    let reached = version(object.meta());
                     let last = (self.convert)(object);
                     if last.is_some() || self.cache.get(&key).is_some() {
                         self.cache.lose(&key, uid.as_deref(), last, &self.keeps_unseen);
                     }
+                    self.complete_to.store(if is_complete { reached } else { 0 }, Ordering::Relaxed);
                 }
                 Err(error) if self.presence == Presence::WhenServed && is_unknown(&error) => return,
-                Err(error) => tracing::warn!(error = %error, "watch was interrupted"),
-            }
-        }
-    }
-
-    /// Returns the differences between the cache and a consistent list of metadata, each page of which takes at most `limit`.
-    async fn differences(&self, limit: Duration) -> Result<Vec<Difference>, CompareError> {
-        let mut differences = Vec::new();
-        let mut listed: HashSet<Key> = HashSet::new();
-        let mut parameters = ListParams {
-            label_selector: self.config.label_selector.clone(),
-            field_selector: self.config.field_selector.clone(),
-            ..ListParams::default().limit(METADATA_PAGE)
-        };
-        loop {
-            // Without a resource version the API server answers with the newest state.
-            let page = tokio::time::timeout(limit, self.api.list_metadata(&parameters)).await;
-            let page = page.map_err(|_| CompareError::Timeout)??;
-            let list_version = parse_version(page.metadata.resource_version.as_deref());
-            for object in page.items.into_iter().filter(|object| (self.selects)(&object.metadata)) {
-                let key = Key::of(&object.metadata);
-                listed.insert(key.clone());
-                let uid = object.metadata.uid.clone().unwrap_or_default();
-                differences.push(Difference::Newer { key, uid, version: version(&object.metadata) });
-            }
-            differences.retain(|difference| !self.is_settled(difference));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => parameters = parameters.continue_token(&token),
-                None => {
-                    let surplus = self.cache.keys().into_iter().filter(|key| self.covers(key) && !listed.contains(key));
-                    differences.extend(surplus.map(|key| Difference::Gone { key, version: list_version }));
-                    differences.retain(|difference| !self.is_settled(difference));
-                    return Ok(differences);
+                Err(error) => {
+                    tracing::warn!(error = %error, "watch was interrupted");
+                    if is_missed(&error) {
+                        is_complete = false;
+                        self.complete_to.store(0, Ordering::Relaxed);
+                    }
                 }
             }
         }
     }
+}
 
-    /// Returns true when the cache has caught up with a difference.
-    fn is_settled(&self, difference: &Difference) -> bool {
-        match difference {
-            Difference::Newer { key, uid, version: wanted } => match self.cache.get(key) {
-                Some(known) if known.is_unseen() => false,
-                Some(known) => version(known.meta()) >= *wanted,
-                None => self.cache.is_gone(uid),
-            },
-            // An object that was created after the list is not surplus.
-            Difference::Gone { key, version: listed } => {
-                self.cache.get(key).is_none_or(|known| known.is_unseen() || version(known.meta()) > *listed)
-            }
-        }
-    }
+/// Returns true if an event may be lost. Events that cannot be parsed are reported as an answer with an error, and are not repeated, unlike
+/// those of a connection that ended.
+fn is_missed(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchFailed(kube::Error::Api(_) | kube::Error::SerdeError(_)))
 }
 
 /// Returns true if the API server does not know the resource.
@@ -382,15 +380,6 @@ fn log_absent(resource: &str) {
     tracing::warn!(resource, "the API server does not serve the resource, its cache is used as it is");
 }
 
-/// A difference between a cache and the API server.
-#[derive(Debug)]
-enum Difference {
-    /// The cache holds no version of the object that is as new.
-    Newer { key: Key, uid: String, version: u64 },
-    /// The cache holds an object that did not exist at this version.
-    Gone { key: Key, version: u64 },
-}
-
 impl<W, K> Source for Watch<W, K>
 where
     K: Cached,
@@ -400,14 +389,14 @@ where
         async move { self.follow().await }.boxed()
     }
 
+    fn filled(&self) -> BoxFuture<'_, ()> {
+        self.is_filled().map(|_| ()).boxed()
+    }
+
     fn catch_up(&self) -> BoxFuture<'_, ()> {
         async {
             let resource = self.api.resource_url();
-            let is_absent = tokio::select! {
-                () = self.synced() => false,
-                () = self.absent(resource) => true,
-            };
-            if is_absent {
+            if !self.is_filled().await {
                 return;
             }
             let mut failures = Failures::default();

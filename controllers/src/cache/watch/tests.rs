@@ -1,9 +1,15 @@
 //! Tests of watches: the comparison of a cache with the API server, and optional resources.
 
+use std::collections::HashMap;
+
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::WatchEvent;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{
+    compare::{Difference, record},
+    *,
+};
 use crate::scripted::{Reply, Server, status};
 
 #[derive(Clone, Debug)]
@@ -78,6 +84,122 @@ async fn list_without_an_answer_is_repeated() {
     let (_cache, watch) = standby(&server, &[("a", 5)]);
     assert!(tokio::time::timeout(Duration::from_secs(4), watch.catch_up()).await.is_ok());
     assert_eq!(server.requests().len(), 2);
+}
+
+/// The first page of a list of many objects at version 20.
+fn first_page() -> Reply {
+    let mut page = list(20, &[meta("a", 5)]);
+    page["metadata"]["continue"] = json!("more");
+    Reply::Answer(200, page)
+}
+
+fn event(kind: &str, metadata: &Value) -> Value {
+    json!({"type": kind, "object": {"metadata": metadata}})
+}
+
+fn bookmark(version: &str) -> Value {
+    let mut bookmark = event("BOOKMARK", &json!({"resourceVersion": version}));
+    bookmark["object"]["kind"] = json!("PartialObjectMetadata");
+    bookmark["object"]["apiVersion"] = json!("meta.k8s.io/v1");
+    bookmark
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_of_many_objects_is_current_when_a_bookmark_reaches_the_version_of_the_list() {
+    // Version up to which the cache lacks nothing, event of the watch of changes, result.
+    for (known, event, is_current) in [
+        (10, bookmark("20"), true),
+        (10, bookmark("21"), true),
+        // Of an API server that is behind.
+        (10, bookmark("19"), false),
+        (10, event("ERROR", &json!({})), false),
+        // Nothing was delivered yet.
+        (0, bookmark("20"), false),
+        // Nothing can be missing.
+        (20, bookmark("20"), true),
+    ] {
+        // The second page of the list does not arrive.
+        let server = Server::new([first_page(), Reply::Silence, Reply::Answer(200, event.clone())]);
+        let (_cache, watch) = standby(&server, &[("a", 5)]);
+        watch.complete_to.store(known, Ordering::Relaxed);
+        let caught_up = tokio::time::timeout(Duration::from_secs(2), watch.catch_up()).await;
+        assert_eq!(caught_up.is_ok(), is_current, "{known} {event}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_leader_waits_for_the_changes_since_the_last_event() {
+    // The event of a later change proves as much as a bookmark.
+    for (change, object) in [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")] {
+        let event = event(change, &meta(object, 20));
+        let server = Server::new([first_page(), Reply::Silence, Reply::Answer(200, event)]);
+        let (cache, watch) = standby(&server, &[("a", 5)]);
+        watch.complete_to.store(10, Ordering::Relaxed);
+        let mut waits = std::pin::pin!(watch.catch_up());
+        let soon = Duration::from_millis(200);
+        assert!(tokio::time::timeout(soon, &mut waits).await.is_err(), "{change}");
+        match change {
+            "DELETED" => cache.observe_deleted(&Key::new("n", "a"), Some("uid-a")),
+            _ => cache.observe(thing(object, 20)),
+        }
+        assert!(tokio::time::timeout(soon, &mut waits).await.is_ok(), "{change}");
+        assert_eq!(server.requests().len(), 3, "{change}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_goes_on_without_a_bookmark() {
+    let last_page = Reply::Answer(200, list(20, &[meta("b", 6)]));
+    let server = Server::new([first_page(), last_page, Reply::Silence]);
+    let (_cache, watch) = standby(&server, &[("a", 5), ("b", 6)]);
+    watch.complete_to.store(10, Ordering::Relaxed);
+    assert!(tokio::time::timeout(Duration::from_secs(1), watch.catch_up()).await.is_ok());
+}
+
+#[test]
+fn last_change_of_each_object_counts() {
+    let parse = |kind: &str, name: &str, version: u64| -> WatchEvent<PartialObjectMeta<ConfigMap>> {
+        serde_json::from_value(event(kind, &meta(name, version))).unwrap()
+    };
+    let newer = |name: &str, version: u64| Difference::newer(thing(name, version).meta());
+    let gone = |name: &str, version: u64| Difference::Gone { key: Key::new("n", name), version };
+    for (events, expected) in [
+        (vec![parse("ADDED", "a", 11), parse("MODIFIED", "a", 12)], newer("a", 12)),
+        (vec![parse("ADDED", "a", 11), parse("DELETED", "a", 12)], gone("a", 12)),
+        (vec![parse("DELETED", "a", 11), parse("ADDED", "a", 12)], newer("a", 12)),
+        // Not kept any more.
+        (vec![parse("ADDED", "other", 11), parse("MODIFIED", "other", 12)], gone("other", 12)),
+    ] {
+        let mut changes = HashMap::new();
+        let selects = |meta: &ObjectMeta| meta.name.as_deref() == Some("a");
+        let reached: Vec<_> = events.into_iter().map(|event| record(&mut changes, event, selects)).collect();
+        assert_eq!(reached, [Some(11), Some(12)]);
+        assert_eq!(changes.into_values().collect::<Vec<_>>(), [expected]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_is_complete_to_the_last_event_unless_one_was_lost() {
+    let unreadable = json!({"type": "MODIFIED", "object": {"metadata": {"name": 5}}});
+    let newer = event("MODIFIED", &meta("a", 16));
+    // Events of two watches, version up to which the cache lacks nothing.
+    for (events, expected) in [
+        (vec![], 7),
+        (vec![event("MODIFIED", &meta("a", 15))], 15),
+        (vec![event("DELETED", &meta("a", 15)), newer.clone()], 16),
+        (vec![unreadable, newer], 0),
+    ] {
+        let listed = Reply::Answer(200, list(10, &[meta("a", 5), meta("b", 7)]));
+        let watched = events.into_iter().map(|event| Reply::Answer(200, event));
+        let server = Server::new([listed].into_iter().chain(watched));
+        let cache = Arc::new(Cache::default());
+        let api = Api::<ConfigMap>::namespaced(server.client(), "n");
+        let watch = Arc::new(Watch::new(&cache, api, |object: ConfigMap| Some(Thing(object.metadata))));
+        let task = tokio::spawn(watch.clone().run());
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(watch.complete_to.load(Ordering::Relaxed), expected);
+        task.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]
