@@ -4,10 +4,14 @@
 //!            lease free, released, or expired by our own clock
 //!   follow ─────────────────────────────────────────────────────> lead
 //!                                                                  │ renew each period
-//!                                            renewed too long ago  │ stop asked
+//!                           another led, or renewed too long ago   │ stop asked
 //!                              lost <──────────────────────────────┼────────────> released
 //! ```
-//! A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains.
+//! A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains. A killed leader that is
+//! restarted in its pod releases its lease for a replica with full caches.
+//!
+//! Writes begin before the deadline and end with the lease. An API server that answers nobody changes no leader: renewals are tried again
+//! beyond the deadline, and standbys count the time of silence only in part.
 
 use std::{
     sync::{Arc, Mutex},
@@ -23,27 +27,37 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tokio_util::sync::CancellationToken;
 
-/// Times of the election. With the defaults another replica leads at most 15 s after the leader was killed: the lease expires
-/// 12 s after its last renewal was seen, standbys read it each second, and their caches are warm.
+/// Times of the election. With the defaults another replica takes the lease about 9 s after the leader was killed, at the latest: the lease
+/// expires 7 s after its last renewal was seen, and standbys read it each second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// Life of a lease without renewal.
+    /// Life of a lease without renewal. No write of the leader lasts longer.
     pub duration: Duration,
-    /// Time for which the leader continues without a renewal. Shorter than `duration` by more than the time limit of a write.
+    /// Time for which the leader begins writes without a renewal.
     pub deadline: Duration,
     /// Time between renewals.
     pub renew: Duration,
-    /// Time between reads of another replica's lease.
+    /// Time between reads of another replica's lease, and before a failed renewal is repeated.
     pub poll: Duration,
+    /// Time without a renewal after which the leader ends, although no other replica leads.
+    pub patience: Duration,
+}
+
+impl Times {
+    /// Returns the longest time for a read and a write of the lease.
+    fn limit(&self) -> Duration {
+        self.poll * 3
+    }
 }
 
 impl Default for Times {
     fn default() -> Self {
         Self {
-            duration: Duration::from_secs(12),
-            deadline: Duration::from_secs(7),
-            renew: Duration::from_secs(3),
+            duration: Duration::from_secs(7),
+            deadline: Duration::from_secs(5),
+            renew: Duration::from_secs(2),
             poll: Duration::from_secs(1),
+            patience: Duration::from_secs(15),
         }
     }
 }
@@ -52,18 +66,24 @@ impl Default for Times {
 #[derive(Clone)]
 pub(crate) struct Leadership {
     renewed: Arc<Mutex<Option<Instant>>>,
-    deadline: Duration,
+    times: Times,
 }
 
 impl Leadership {
-    pub(super) fn new(deadline: Duration) -> Self {
-        Self { renewed: Arc::default(), deadline }
+    pub(super) fn new(times: Times) -> Self {
+        Self { renewed: Arc::default(), times }
     }
 
-    /// Returns true while writes are allowed.
+    /// Returns true while writes may begin.
     #[must_use]
     pub(crate) fn holds(&self) -> bool {
-        self.last().is_some_and(|at| at.elapsed() < self.deadline)
+        self.last().is_some_and(|at| at.elapsed() < self.times.deadline)
+    }
+
+    /// Returns the time until the lease ends, and all writes with it.
+    #[must_use]
+    pub(super) fn time_left(&self) -> Duration {
+        self.last().map_or(Duration::ZERO, |at| self.times.duration.saturating_sub(at.elapsed()))
     }
 
     fn last(&self) -> Option<Instant> {
@@ -93,8 +113,30 @@ pub(crate) struct Election {
     identity: String,
     times: Times,
     leadership: Leadership,
-    /// The last version of another's lease, and when it was first seen. Clocks of other hosts are not trusted.
-    seen: Option<(Option<String>, Instant)>,
+    /// The lease as it was last read.
+    seen: Option<Seen>,
+    /// The lease as this replica last wrote it.
+    written: Option<Lease>,
+}
+
+/// A lease that was read. Clocks of other hosts are not trusted.
+#[derive(Debug)]
+struct Seen {
+    version: Option<String>,
+    at: Instant,
+    /// Time for which it is known to be unchanged.
+    unchanged: Duration,
+}
+
+impl Seen {
+    /// Returns the lease that is read in this version after `former`. At most `longest` counts between two reads: while reads get no
+    /// answer, neither do renewals.
+    fn after(former: Option<Self>, version: Option<String>, at: Instant, longest: Duration) -> Self {
+        let unchanged = former
+            .filter(|former| former.version == version)
+            .map_or(Duration::ZERO, |former| former.unchanged + at.saturating_duration_since(former.at).min(longest));
+        Self { version, at, unchanged }
+    }
 }
 
 impl Election {
@@ -106,8 +148,9 @@ impl Election {
             name: name.to_owned(),
             identity,
             times,
-            leadership: Leadership::new(times.deadline),
+            leadership: Leadership::new(times),
             seen: None,
+            written: None,
         }
     }
 
@@ -120,7 +163,7 @@ impl Election {
     /// Waits until this replica leads; false when `stop` came first.
     pub(crate) async fn win(&mut self, stop: &CancellationToken) -> bool {
         loop {
-            match tokio::time::timeout(self.times.poll * 3, self.attempt()).await {
+            match tokio::time::timeout(self.times.limit(), self.attempt()).await {
                 Ok(Ok(true)) => return true,
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::warn!(error = %error, "lease cannot be read or written"),
@@ -135,13 +178,15 @@ impl Election {
 
     /// Renews the lease until it is lost (false) or `stop` comes (true).
     pub(crate) async fn keep(&mut self, stop: &CancellationToken) -> bool {
+        let mut pause = self.times.renew;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(self.times.renew) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = stop.cancelled() => return true,
             }
-            match tokio::time::timeout(self.times.renew, self.attempt()).await {
-                Ok(Ok(true)) => {}
+            pause = self.times.poll;
+            match tokio::time::timeout(self.times.limit(), self.attempt()).await {
+                Ok(Ok(true)) => pause = self.times.renew,
                 Ok(Ok(false)) => {
                     self.leadership.set(None);
                     tracing::error!("another replica has taken the lease");
@@ -150,7 +195,7 @@ impl Election {
                 Ok(Err(error)) => tracing::warn!(error = %error, "lease was not renewed"),
                 Err(_) => tracing::warn!("lease was not renewed in time"),
             }
-            if !self.leadership.holds() {
+            if self.leadership.last().is_none_or(|at| at.elapsed() >= self.times.patience) {
                 tracing::error!("lease was not renewed for too long");
                 return false;
             }
@@ -160,18 +205,20 @@ impl Election {
     /// Releases the lease, so that another replica need not wait for its end. Does nothing if another replica holds it.
     pub(crate) async fn release(&mut self) {
         self.leadership.set(None);
+        self.written = None;
         let released = async {
-            let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
-            let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
+            let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(false) };
+            let Some(spec) = lease.spec.as_mut() else { return Ok(false) };
             if spec.holder_identity.as_deref() != Some(&self.identity) {
-                return Ok(());
+                return Ok(false);
             }
             spec.holder_identity = None;
             spec.lease_duration_seconds = Some(1);
-            self.leases.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
+            self.leases.replace(&self.name, &PostParams::default(), &lease).await.map(|_| true)
         };
-        match tokio::time::timeout(self.times.renew, released).await {
-            Ok(Ok(())) => tracing::info!("lease given up"),
+        match tokio::time::timeout(self.times.limit(), released).await {
+            Ok(Ok(true)) => tracing::info!("lease given up"),
+            Ok(Ok(false)) => {}
             Ok(Err(error)) => tracing::warn!(error = %error, "lease was not given up"),
             Err(_) => tracing::warn!("lease was not given up in time"),
         }
@@ -180,52 +227,69 @@ impl Election {
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
         // Counted from before the request, so that we stop writing before others may take over.
         let started = Instant::now();
-        let now = MicroTime(Timestamp::now());
-        let Some(mut lease) = self.leases.get_opt(&self.name).await? else {
+        // A lease that nobody else has changed is renewed without a read.
+        if let Some(lease) = self.written.take() {
+            let renewed = self.replace(lease).await;
+            if !is_conflict(&renewed) {
+                return self.outcome(renewed, started);
+            }
+        }
+        let Some(lease) = self.leases.get_opt(&self.name).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
-                spec: Some(self.spec(None, &now)),
+                spec: Some(self.spec(None)),
             };
-            return self.outcome(self.leases.create(&PostParams::default(), &lease).await, started);
+            let created = self.leases.create(&PostParams::default(), &lease).await;
+            return self.outcome(created, started);
         };
         let version = lease.metadata.resource_version.clone();
-        if self.seen.as_ref().is_none_or(|(known, _)| *known != version) {
-            self.seen = Some((version, started));
-        }
-        let age = self.seen.as_ref().map_or(Duration::ZERO, |(_, at)| at.elapsed());
-        match next_step(lease.spec.as_ref(), &self.identity, age, self.times.duration) {
+        let seen = Seen::after(self.seen.take(), version, Instant::now(), self.times.poll * 2);
+        let step = next_step(lease.spec.as_ref(), &self.identity, seen.unchanged, self.times.duration);
+        self.seen = Some(seen);
+        match step {
             Step::Wait => Ok(false),
+            // The caches of a leader may lack the writes of another one that led meanwhile.
+            Step::Take if self.leadership.last().is_some() => Ok(false),
             Step::Take | Step::Renew => {
-                lease.spec = Some(self.spec(lease.spec.as_ref(), &now));
-                self.outcome(self.leases.replace(&self.name, &PostParams::default(), &lease).await, started)
+                let written = self.replace(lease).await;
+                self.outcome(written, started)
             }
         }
     }
 
-    fn outcome(&self, result: Result<Lease, kube::Error>, started: Instant) -> Result<bool, kube::Error> {
-        match result {
-            Ok(_) => {
-                self.leadership.set(Some(started));
-                Ok(true)
-            }
-            // Another replica was faster. The next read shows the holder.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(self.leadership.holds()),
-            Err(error) => Err(error),
-        }
+    async fn replace(&self, mut lease: Lease) -> Result<Lease, kube::Error> {
+        lease.spec = Some(self.spec(lease.spec.as_ref()));
+        self.leases.replace(&self.name, &PostParams::default(), &lease).await
     }
 
-    fn spec(&self, former: Option<&LeaseSpec>, now: &MicroTime) -> LeaseSpec {
+    fn outcome(&mut self, result: Result<Lease, kube::Error>, started: Instant) -> Result<bool, kube::Error> {
+        // Another replica was faster. The next read shows the holder.
+        if is_conflict(&result) {
+            return Ok(self.leadership.holds());
+        }
+        self.written = Some(result?);
+        self.leadership.set(Some(started));
+        Ok(true)
+    }
+
+    fn spec(&self, former: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
         let ours = former.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
         let transitions = former.and_then(|spec| spec.lease_transitions).unwrap_or(0);
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.times.duration.as_secs()).ok(),
             acquire_time: if ours { former.and_then(|spec| spec.acquire_time.clone()) } else { Some(now.clone()) },
-            renew_time: Some(now.clone()),
+            renew_time: Some(now),
             lease_transitions: Some(if ours || former.is_none() { transitions } else { transitions.saturating_add(1) }),
             ..LeaseSpec::default()
         }
     }
+}
+
+/// Returns true if the lease was changed since it was read.
+fn is_conflict(result: &Result<Lease, kube::Error>) -> bool {
+    matches!(result, Err(kube::Error::Api(status)) if status.code == 409)
 }
 
 /// Returns the next operation on a lease that has been unchanged for `age`.
@@ -243,7 +307,11 @@ fn next_step(spec: Option<&LeaseSpec>, identity: &str, age: Duration, default_du
 
 #[cfg(test)]
 mod tests {
+    use http::Method;
+    use serde_json::json;
+
     use super::*;
+    use crate::scripted::{Reply, Server, status};
 
     fn lease(holder: &str, seconds: i32) -> LeaseSpec {
         LeaseSpec {
@@ -273,18 +341,83 @@ mod tests {
 
     #[test]
     fn leadership_ends_when_the_last_renewal_is_too_old() {
-        let leadership = Leadership::new(Duration::from_secs(7));
+        let times = Times::default();
+        let leadership = Leadership::new(times);
         assert!(!leadership.holds());
-        leadership.set(Some(Instant::now()));
-        assert!(leadership.holds());
-        leadership.set(Instant::now().checked_sub(Duration::from_secs(8)));
-        assert!(!leadership.holds());
+        assert_eq!(leadership.time_left(), Duration::ZERO);
+        // Time since the renewal; writes may begin. They end with the lease.
+        for (age, holds) in [(Duration::ZERO, true), (times.deadline, false), (times.duration, false)] {
+            leadership.set(Instant::now().checked_sub(age));
+            assert_eq!(leadership.holds(), holds, "{age:?}");
+            assert!(leadership.time_left() <= times.duration - age, "{age:?}");
+        }
     }
 
     #[test]
-    fn lease_expires_only_after_the_last_write_of_the_former_leader_has_ended() {
+    fn failed_renewal_is_repeated_before_the_lease_ends() {
         let times = Times::default();
-        assert!(times.deadline + Duration::from_secs(5) <= times.duration);
-        assert!(times.duration + times.poll * 2 <= Duration::from_secs(15));
+        assert!(times.renew + times.limit() <= times.deadline);
+        assert!(times.renew + times.limit() + times.poll < times.duration);
+        assert!(times.duration + times.poll * 2 <= Duration::from_secs(9));
+    }
+
+    #[test]
+    fn time_without_answers_about_the_lease_counts_in_part() {
+        let (start, longest) = (Instant::now(), Duration::from_secs(2));
+        let mut seen = None;
+        // Milliseconds since the start, version, milliseconds for which it is unchanged.
+        for (at, version, unchanged) in [
+            (0, "1", 0),
+            (1000, "1", 1000),
+            (2100, "1", 2100),
+            // Renewed.
+            (3200, "2", 0),
+            (4200, "2", 1000),
+            // No answer for a minute.
+            (64_200, "2", 3000),
+            (65_200, "2", 4000),
+        ] {
+            let now = start + Duration::from_millis(at);
+            let next = Seen::after(seen.take(), Some(version.to_owned()), now, longest);
+            assert_eq!(next.unchanged, Duration::from_millis(unchanged), "at {at}");
+            seen = Some(next);
+        }
+    }
+
+    /// An answer with a lease of this holder.
+    fn answer(holder: &str) -> Reply {
+        let metadata = json!({"name": "lease", "namespace": "kubevirt", "resourceVersion": "1"});
+        Reply::Answer(200, json!({"metadata": metadata, "spec": lease(holder, 7)}))
+    }
+
+    fn election(server: &Server) -> Election {
+        Election::new(server.client(), "kubevirt", "lease", "a".to_owned(), Times::default())
+    }
+
+    fn methods(server: &Server) -> Vec<Method> {
+        server.requests().into_iter().map(|(method, _)| method).collect()
+    }
+
+    #[tokio::test]
+    async fn lease_is_renewed_by_one_request_and_lost_when_another_replica_has_led() {
+        // Created, renewed, changed by another replica that has released it.
+        let created = [Reply::Answer(404, status(404, "NotFound")), answer("a"), answer("a")];
+        let released = [Reply::Answer(409, status(409, "Conflict")), answer("")];
+        let server = Server::new(created.into_iter().chain(released));
+        let mut election = election(&server);
+        assert!(election.attempt().await.unwrap());
+        assert!(election.attempt().await.unwrap());
+        assert_eq!(methods(&server), [Method::GET, Method::POST, Method::PUT]);
+        assert!(!election.attempt().await.unwrap());
+        assert_eq!(methods(&server)[3..], [Method::PUT, Method::GET]);
+    }
+
+    #[tokio::test]
+    async fn restarted_leader_releases_its_lease_and_no_other() {
+        for (holder, expected) in [("a", vec![Method::GET, Method::PUT]), ("b", vec![Method::GET])] {
+            let server = Server::new([answer(holder), answer("")]);
+            election(&server).release().await;
+            assert_eq!(methods(&server), expected, "{holder}");
+        }
     }
 }

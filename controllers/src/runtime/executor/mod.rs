@@ -43,7 +43,7 @@ use super::{
     metrics::Metrics, recorder::Recorder,
 };
 
-/// Longest time for one write. Shorter than the time between the end of leadership and the end of the lease.
+/// Longest time for one write, which ends with the lease at the latest.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for [`Effect::Restore`] and [`Effect::ReadUsers`], which list a namespace.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -165,7 +165,7 @@ impl Executor {
             let limit = match effect {
                 Effect::Quiesce { .. } => QUIESCE_TIMEOUT,
                 _ if lists => RESTORE_TIMEOUT,
-                _ => WRITE_TIMEOUT,
+                _ => WRITE_TIMEOUT.min(self.leadership.time_left()),
             };
             let span = trace.and_then(|parent| self.traces.child(verb, parent.context()));
             let mut span = span.map(|span| span.with("resource", resource));

@@ -52,7 +52,8 @@ impl Executor {
                     .patch(&name, &parameters, &Patch::Merge(&patch))
                     .map_err(refused)?;
                 // A pod that is gone by now is searched for again.
-                let answer = tokio::time::timeout(WRITE_TIMEOUT, self.client.request::<Value>(request)).await;
+                let limit = WRITE_TIMEOUT.min(self.leadership.time_left());
+                let answer = tokio::time::timeout(limit, self.client.request::<Value>(request)).await;
                 let answer = answer.map_err(|_| WriteError::Unreachable("no answer in time".to_owned()))?;
                 let answer = answer.map_err(|error| match classify(&error, false) {
                     WriteError::Gone => WriteError::Stale,

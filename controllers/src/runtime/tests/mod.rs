@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::{
     Answers, Attempt, ClaimUser, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs,
-    Recorder, Run, Runner, Wake, executor::Outcome, lease::Leadership,
+    Recorder, Run, Runner, Times, Wake, executor::Outcome, lease::Leadership,
 };
 use crate::{
     cache::Key,
@@ -68,7 +68,8 @@ fn fixture(server: &Server) -> Fixture {
 
 fn traced(server: &Server, traces: Traces) -> Fixture {
     let metrics = Metrics::new(&Registry::new()).unwrap();
-    let leadership = Leadership::new(Duration::from_secs(3600));
+    let hour = Duration::from_secs(3600);
+    let leadership = Leadership::new(Times { duration: hour, deadline: hour, ..Times::default() });
     leadership.set(Some(std::time::Instant::now()));
     let tasks = Tasks::new();
     let recorder = Recorder::start(Server::default().client(), metrics.clone(), &tasks.spawner());
