@@ -44,8 +44,9 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
     let domain = &spec.domain;
     let mut requests: Amounts = domain.resources.requests.clone();
     let mut limits: Amounts = domain.resources.limits.clone();
-    let overhead =
-        overhead::bytes(spec, inputs.config.overhead_ratio, is_guaranteed(&domain.resources.requests, &limits));
+    let guaranteed = is_guaranteed(&domain.resources.requests, &limits);
+    let emulated = super::is_emulated(inputs.instance, inputs.config);
+    let overhead = overhead::bytes(spec, inputs.config.overhead_ratio, guaranteed, emulated);
 
     let storage = bytes_of(&requests, "ephemeral-storage", "requests.ephemeral-storage")?.unwrap_or(0);
     let own = EPHEMERAL_STORAGE + if spec.is_arm64() { persistent_state::ARM64_VARIABLES } else { 0 };

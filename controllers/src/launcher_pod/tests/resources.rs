@@ -25,6 +25,11 @@ fn emulation_requests_no_virtualization_device() {
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["resources"]["limits"], json!({"devices.kubevirt.io/tun": "1"}));
     assert!(container["command"].as_array().unwrap().contains(&json!("--allow-emulation")));
+    let memory = |pod: &Value| {
+        let amount = pod["spec"]["containers"][0]["resources"]["requests"]["memory"].as_str().unwrap().to_owned();
+        api::quantity::units(&Quantity(amount)).unwrap()
+    };
+    assert_eq!(memory(&pod) - memory(&rendered(small())), api::overhead::EMULATION);
 }
 
 #[test]

@@ -93,13 +93,13 @@ fn outcome(
     (resize.unwrap_or_default(), reason)
 }
 
-// Overhead of 1 vCPU: 158 MiB; each further vCPU takes 8 MiB.
-const ONE: (&str, &str) = ("100m", "1182Mi");
-const TWO: (&str, &str) = ("200m", "1190Mi");
+// Overhead of 1 vCPU: 120 MiB; each further vCPU takes 8 MiB.
+const ONE: (&str, &str) = ("100m", "1144Mi");
+const TWO: (&str, &str) = ("200m", "1152Mi");
 
 #[test]
 fn guest_in_huge_pages_grows_in_another_pod() {
-    let pages = |amount: &str| json!({"requests": {"memory": "158Mi", "cpu": "100m", "hugepages-2Mi": amount}, "limits": {"hugepages-2Mi": amount}});
+    let pages = |amount: &str| json!({"requests": {"memory": "120Mi", "cpu": "100m", "hugepages-2Mi": amount}, "limits": {"hugepages-2Mi": amount}});
     let wants = |guest: &str| {
         running(&json!({"spec": {"domain": {"memory": {"guest": guest, "hugepages": {"pageSize": "2Mi"}}}}}))
     };
