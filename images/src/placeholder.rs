@@ -24,6 +24,15 @@ pub(crate) struct Placeholder {
     pub library: &'static str,
     /// Functions that programs call at their start; they return 0.
     pub called: &'static [&'static str],
+    /// Functions whose failure programs handle; they return 1.
+    pub failing: &'static [&'static str],
+}
+
+impl Placeholder {
+    /// Returns the placeholder of a library of which no function is called.
+    pub(crate) const fn unused(library: &'static str) -> Self {
+        Self { library, called: &[], failing: &[] }
+    }
 }
 
 /// Returns the placeholders as files of an image.
@@ -34,7 +43,7 @@ pub(crate) fn tree(cache: &Cache, root: &Root, placeholders: &[Placeholder]) -> 
         let real = root.path.join(&path);
         let exports = object::exports(&fs::read(&real).at(&real)?)
             .map_err(|source| Error::Elf { object: path.clone(), source })?;
-        let (assembly, versions) = sources(&exports, placeholder.called);
+        let (assembly, versions) = sources(&exports, placeholder);
         let key = Key::default().with(placeholder.library).with(&assembly).with(&versions).finish();
         let entry =
             cache.entry("placeholders", &key, |dir| link(cache, dir, placeholder.library, &assembly, &versions))?;
@@ -44,15 +53,17 @@ pub(crate) fn tree(cache: &Cache, root: &Root, placeholders: &[Placeholder]) -> 
 }
 
 /// Returns the assembly code and the linker's version script.
-fn sources(exports: &[Export], called: &[&str]) -> (String, String) {
+fn sources(exports: &[Export], placeholder: &Placeholder) -> (String, String) {
     let mut assembly = String::from(
-        ".text\nunused: ud2\ncalled: xor %eax, %eax\n ret\n.bss\nobject: .zero 64\n.section .note.GNU-stack,\"\",@progbits\n",
+        ".text\nunused: ud2\ncalled: xor %eax, %eax\n ret\nfailing: mov $1, %eax\n ret\n.bss\nobject: .zero 64\n\
+         .section .note.GNU-stack,\"\",@progbits\n",
     );
     let mut versions = std::collections::BTreeMap::<&str, Vec<&str>>::new();
     for Export { name, version, is_object } in exports {
         let (kind, target) = match is_object {
             true => ("object", "object"),
-            false if called.contains(&name.as_str()) => ("function", "called"),
+            false if placeholder.called.contains(&name.as_str()) => ("function", "called"),
+            false if placeholder.failing.contains(&name.as_str()) => ("function", "failing"),
             false => ("function", "unused"),
         };
         assembly.push_str(&format!(".globl {name}\n.type {name}, @{kind}\n.set {name}, {target}\n"));
@@ -89,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_of_an_unused_function_ends_the_process_and_one_at_the_start_does_not() {
+    fn a_call_of_an_unused_function_ends_the_process_and_one_that_programs_expect_does_not() {
         let export = |name: &str, version: Option<&str>, is_object| Export {
             name: name.to_owned(),
             version: version.map(str::to_owned),
@@ -98,13 +109,17 @@ mod tests {
         let exports = [
             export("start", Some("A_1"), false),
             export("get", Some("A_2"), false),
+            export("open", Some("A_2"), false),
             export("plain", None, false),
             export("data", Some("A_2"), true),
         ];
-        let (assembly, versions) = sources(&exports, &["start"]);
-        for line in [".set start, called", ".set get, unused", ".set plain, unused", ".set data, object"] {
+        let placeholder = Placeholder { called: &["start"], failing: &["open"], ..Placeholder::unused("libx.so.1") };
+        let (assembly, versions) = sources(&exports, &placeholder);
+        for line in
+            [".set start, called", ".set get, unused", ".set open, failing", ".set plain, unused", ".set data, object"]
+        {
             assert!(assembly.contains(line), "{line}");
         }
-        assert_eq!(versions, "A_1 { start; };\nA_2 { get; data; };\n");
+        assert_eq!(versions, "A_1 { start; };\nA_2 { get; open; data; };\n");
     }
 }
