@@ -1,7 +1,7 @@
 //! Tasks that live as long as the worker.
 //!
 //! When such a task ends or panics, the worker logs its name and exits as after a panic of its own: virt-launcher-monitor
-//! restarts the worker, and the new one adopts the running domain. In the image a panic aborts the worker, with the same end.
+//! restarts the worker, and the new one adopts the running domain.
 
 use std::panic::AssertUnwindSafe;
 
