@@ -52,9 +52,9 @@ pub(crate) fn take(
     object: &ObjectMeta,
     now: &Time,
 ) -> Result<Vec<Effect>, OperationLease> {
+    let kept = if operation == VmOperation::Snapshot { finalizer_of(vm, true) } else { None };
     let mut status = vm.status.clone().unwrap_or_default();
     status.take(operation, object, now)?;
-    let kept = if operation == VmOperation::Snapshot { finalizer_of(vm, true) } else { None };
     Ok(change(vm, &status).into_iter().chain(kept).collect())
 }
 
