@@ -15,7 +15,8 @@ use crate::{cache::Cache, runtime::Kind, scripted::Server};
 const LISTED: [(&str, &str); 2] = [("", "events"), ("policy", "poddisruptionbudgets")];
 
 /// Resources whose objects are read by name.
-const READ: [&str; 4] = ["leases", "datasources", "persistentvolumeclaims", "controllerrevisions"];
+const READ: [&str; 5] =
+    ["leases", "datasources", "persistentvolumeclaims", "controllerrevisions", "volumesnapshotcontents"];
 
 /// The objects of a resource that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

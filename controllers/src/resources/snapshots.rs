@@ -22,6 +22,8 @@ pub(crate) struct VolumeSnapshot {
 #[serde(rename_all = "camelCase")]
 struct VolumeSnapshotStatus {
     #[serde(default)]
+    bound_volume_snapshot_content_name: Option<String>,
+    #[serde(default)]
     creation_time: Option<Time>,
     #[serde(default)]
     error: Option<SnapshotError>,
@@ -58,6 +60,8 @@ pub(crate) struct CachedSnapshot {
     pub metadata: ObjectMeta,
     /// It is complete.
     pub ready: bool,
+    /// Name of its VolumeSnapshotContent.
+    pub content: Option<String>,
     /// Time at which the content of the volume was fixed.
     pub created: Option<Time>,
     /// Last error.
@@ -80,6 +84,7 @@ impl From<VolumeSnapshot> for CachedSnapshot {
         let status = snapshot.status.unwrap_or_default();
         Self {
             ready: status.ready_to_use == Some(true),
+            content: status.bound_volume_snapshot_content_name,
             created: status.creation_time,
             error: status.error,
             restore_size: status.restore_size.and_then(|size| quantity::units(&size).ok()),

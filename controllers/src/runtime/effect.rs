@@ -121,6 +121,20 @@ pub(crate) enum Effect {
         /// Events.
         options: WriteOptions,
     },
+    /// Reads the VolumeSnapshotContent of a VolumeSnapshot. The effects that follow require that the storage has taken it. Until then
+    /// the decision is stale.
+    RequireTaken {
+        /// Namespace of the VolumeSnapshot.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: String,
+        /// Name of its content.
+        content: String,
+        /// Events.
+        options: WriteOptions,
+    },
     /// Changes an object by a patch, on condition that it is still the version that was observed.
     Patch {
         /// Its kind.
@@ -253,6 +267,17 @@ impl Effect {
         Self::Quiesce { namespace, name, freeze, options: WriteOptions::default() }
     }
 
+    /// Returns the check that the storage has taken the content of the VolumeSnapshot with this metadata.
+    pub(crate) fn require_taken(snapshot: &ObjectMeta, content: &str) -> Self {
+        Self::RequireTaken {
+            namespace: snapshot.namespace.clone().unwrap_or_default(),
+            name: snapshot.name.clone().unwrap_or_default(),
+            uid: snapshot.uid.clone().unwrap_or_default(),
+            content: content.to_owned(),
+            options: WriteOptions::default(),
+        }
+    }
+
     /// Returns the change from `old` to `new`, two versions of one object, or `None` when they are equal.
     pub(crate) fn change<T: Serialize + Resource>(
         kind: Kind,
@@ -369,6 +394,7 @@ impl Effect {
         | Self::CreateSnapshotContent { options, .. }
         | Self::CopyRevision { options, .. }
         | Self::Quiesce { options, .. }
+        | Self::RequireTaken { options, .. }
         | Self::Patch { options, .. }
         | Self::Delete { options, .. }
         | Self::Evict { options, .. } = &mut self

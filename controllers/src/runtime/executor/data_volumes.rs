@@ -140,7 +140,7 @@ fn invalid(error: RequestError) -> WriteError {
 }
 
 /// Returns true for text that can name an object or a namespace.
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         !part.is_empty() && part.bytes().all(|byte| is_plain(byte) || byte == b'-')

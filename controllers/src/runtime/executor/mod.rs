@@ -396,6 +396,9 @@ impl Executor {
             Effect::Quiesce { namespace, name, freeze, .. } => {
                 self.quiesce(namespace, name, *freeze).await.map(|()| None)
             }
+            Effect::RequireTaken { namespace, name, uid, content, .. } => {
+                self.require_taken(namespace, name, uid, content).await.map(|()| None)
+            }
             Effect::Patch { kind, namespace, name, resource_version, subresource, strategic, patch, .. } => {
                 if patch.as_object().is_some_and(serde_json::Map::is_empty) {
                     return Ok(None);
@@ -465,6 +468,7 @@ fn label(effect: &Effect) -> (&'static str, &'static str) {
         Effect::CopyRevision { .. } => ("create", Kind::ControllerRevision.plural()),
         Effect::Quiesce { freeze: Some(_), .. } => ("freeze", Kind::Instance.plural()),
         Effect::Quiesce { .. } => ("unfreeze", Kind::Instance.plural()),
+        Effect::RequireTaken { .. } => ("get", "volumesnapshotcontents"),
         Effect::Patch { kind, .. } => ("patch", kind.plural()),
         Effect::Delete { kind, .. } => ("delete", kind.plural()),
         Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
@@ -488,6 +492,7 @@ fn parts(effect: &Effect) -> (WriteOptions, &str) {
             (options.clone(), creation.content.metadata.name.as_deref().unwrap_or_default())
         }
         Effect::CopyRevision { copy, options } => (options.clone(), &copy.name),
+        Effect::RequireTaken { content, options, .. } => (options.clone(), content),
         Effect::Patch { options, name, .. }
         | Effect::Quiesce { options, name, .. }
         | Effect::Delete { options, name, .. }

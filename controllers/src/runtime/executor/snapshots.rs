@@ -1,4 +1,4 @@
-//! The content of snapshots of VMs, copies of ControllerRevisions, and the freeze of guests.
+//! The content of snapshots of VMs, copies of ControllerRevisions, the freeze of guests, and the content of volume snapshots.
 
 use std::time::Duration;
 
@@ -16,20 +16,22 @@ use serde_json::{Value, json};
 
 use super::{
     Executor, Kind, RevisionCopy, SnapshotContentCreation,
+    data_volumes::is_name,
     errors::{WriteError, classify},
 };
 
+/// Collection of the contents of volume snapshots.
+const VOLUME_SNAPSHOT_CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 /// Longest message of virt-api that is kept.
 const MESSAGE: usize = 512;
 
 impl Executor {
     async fn read<T: DeserializeOwned + Clone + std::fmt::Debug>(
         &self,
-        kind: Kind,
-        namespace: &str,
+        collection: String,
         name: &str,
     ) -> Result<T, WriteError> {
-        let request = Request::new(kind.path(Some(namespace)));
+        let request = Request::new(collection);
         let request =
             request.get(name, &GetParams::default()).map_err(|error| WriteError::Refused(error.to_string()))?;
         self.client.request(request).await.map_err(|error| classify(&error, true))
@@ -40,7 +42,7 @@ impl Executor {
         let mut content = creation.content.clone();
         let namespace = content.metadata.namespace.clone().unwrap_or_default();
         if let Some(start) = &creation.start {
-            let record: ControllerRevision = self.read(Kind::ControllerRevision, &namespace, start).await?;
+            let record: ControllerRevision = self.read(Kind::ControllerRevision.path(Some(&namespace)), start).await?;
             let data = record.data.map(|data| data.0).unwrap_or_default();
             let spec = serde_json::from_value(data["spec"].clone()).map_err(|error| {
                 WriteError::Refused(format!("cannot read the VM in ControllerRevision {namespace}/{start}: {error}"))
@@ -50,7 +52,7 @@ impl Executor {
         for backup in &mut content.spec.volume_backups {
             let known = &mut backup.persistent_volume_claim;
             let name = known.metadata.name.clone().unwrap_or_default();
-            let mut claim: PersistentVolumeClaim = self.read(Kind::Claim, &namespace, &name).await?;
+            let mut claim: PersistentVolumeClaim = self.read(Kind::Claim.path(Some(&namespace)), &name).await?;
             if claim.metadata.uid != known.metadata.uid {
                 return Err(WriteError::Stale);
             }
@@ -66,7 +68,7 @@ impl Executor {
     /// Returns the copy of a ControllerRevision with its labels and data.
     pub(super) async fn copied_revision(&self, copy: &RevisionCopy) -> Result<Value, WriteError> {
         let RevisionCopy { namespace, source, name, owner } = copy;
-        let read = self.read(Kind::ControllerRevision, namespace, source).await;
+        let read = self.read(Kind::ControllerRevision.path(Some(namespace)), source).await;
         let mut revision: ControllerRevision = read.map_err(|error| match error {
             WriteError::Refused(message) => {
                 WriteError::Refused(format!("Unable to fetch ControllerRevision {namespace}/{source}: {message}"))
@@ -104,6 +106,26 @@ impl Executor {
             Err(kube::Error::Api(status)) => Err(refused(status.message)),
             Err(error) => Err(refused(error.to_string())),
         }
+    }
+
+    /// Succeeds if the storage has taken the content of a VolumeSnapshot.
+    pub(super) async fn require_taken(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        content: &str,
+    ) -> Result<(), WriteError> {
+        // The status of the VolumeSnapshot selects no other path.
+        if !is_name(content) {
+            return Err(WriteError::Refused(format!("{content:?} names no VolumeSnapshotContent")));
+        }
+        let content: Value = self.read(VOLUME_SNAPSHOT_CONTENTS.to_owned(), content).await?;
+        let snapshot = &content["spec"]["volumeSnapshotRef"];
+        let is_of = snapshot["uid"] == uid && snapshot["namespace"] == namespace && snapshot["name"] == name;
+        // A number, in contrast to that of the VolumeSnapshot.
+        let is_taken = is_of && content["status"]["creationTime"].is_number();
+        if is_taken { Ok(()) } else { Err(WriteError::Stale) }
     }
 }
 

@@ -89,6 +89,39 @@ async fn revision_is_copied_with_labels_and_data() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn content_of_a_volume_snapshot_is_taken_if_it_says_so_of_this_one() {
+    let path = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/c";
+    let check = |content: &str| {
+        let snapshot = serde_json::from_value(json!({"name": "s", "namespace": "n", "uid": "u"})).unwrap();
+        Effect::require_taken(&snapshot, content).refused_as("Read")
+    };
+    let content = |uid: &str, namespace: &str, status: Value| {
+        let reference = json!({"name": "s", "namespace": namespace, "uid": uid});
+        Reply::Answer(200, json!({"spec": {"volumeSnapshotRef": reference}, "status": status}))
+    };
+    let taken = || json!({"creationTime": 1_893_456_000_000_000_000_i64});
+    for (reply, is_taken) in [
+        (content("u", "n", taken()), true),
+        (content("u", "n", json!({"readyToUse": false})), false),
+        (content("u", "n", Value::Null), false),
+        (content("other", "n", taken()), false),
+        (content("u", "other", taken()), false),
+    ] {
+        let (outcome, paths, _) = carried_out(check("c"), vec![reply]).await;
+        let expected = if is_taken { Outcome::Done { succeeded: vec!["Read"] } } else { Outcome::Stale };
+        assert_eq!((outcome, paths), (expected, vec![path.to_owned()]));
+    }
+    for (code, reason) in [(403, "Forbidden"), (404, "NotFound")] {
+        let reply = Reply::Answer(code, crate::scripted::status(code, reason));
+        let (outcome, ..) = carried_out(check("c"), vec![reply]).await;
+        assert!(matches!(outcome, Outcome::Refused { reason: Some("Read"), .. }), "{outcome:?}");
+    }
+    let (outcome, paths, _) = carried_out(check("../volumesnapshots"), vec![]).await;
+    assert!(matches!(outcome, Outcome::Refused { reason: Some("Read"), .. }), "{outcome:?}");
+    assert_eq!(paths, Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_failure_of_a_freeze_is_a_refusal() {
     let path = "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/v/freeze";
     let freeze = || Effect::quiesce("n", "v", Some(Duration::from_secs(60))).refused_as("Freeze");

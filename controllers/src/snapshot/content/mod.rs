@@ -4,10 +4,13 @@
 //!           no guest, no agent, paused, or freeze fails often      all taken
 //!  created ─────────────────────────────────────────────> taking ─────────────> taken ──> ready
 //!     │ freeze                                               ^                    ^
-//!     v           limit of the freeze, refused volume        │                    │ thaw
+//!     v limit of the freeze, refused volume, contents taken  │                    │ thaw
 //!  frozen ───────────────────────────────────────────────────┘                    │
 //!     └────────────────────────────── all taken ──────────────────────────────────┘
 //! ```
+//! The storage records first in the VolumeSnapshotContents that all volumes are taken. The guest is thawed then, and the VolumeSnapshots,
+//! which external-snapshotter 8.7 updates up to a second later, decide about all else.
+//!
 //! The state of the guest is recorded in the status. The guest thaws itself after [`FROZEN`], also when nobody thaws it: the thaw here
 //! shortens its pause. A content whose snapshot is gone, has failed or is deleted thaws the guest and is let go, after the answer to a
 //! freeze that was asked for: the next snapshot would take that freeze for its own, and its limit for a later one.
@@ -90,6 +93,16 @@ impl Observed {
         self.backups().filter(|(_, name)| !self.taken.contains_key(*name)).collect()
     }
 
+    /// Returns the checks of the contents of the volume snapshots that do not show yet that they are taken. `None`: not all have contents.
+    fn require_taken(&self) -> Option<Vec<Effect>> {
+        let known: Option<Vec<_>> = self.backups().map(|(_, name)| self.taken.get(name)).collect();
+        let open = known?.into_iter().filter(|known| known.created.is_none());
+        let check = |known: &Arc<CachedSnapshot>| {
+            Some(Effect::require_taken(&known.metadata, known.content.as_deref()?).refused_as(quiesce::READ))
+        };
+        open.map(check).collect()
+    }
+
     /// Returns true if the content of all volumes is fixed.
     fn are_all_taken(&self) -> bool {
         self.backups().all(|(_, name)| self.taken.get(name).is_some_and(|taken| taken.created.is_some()))
@@ -141,7 +154,28 @@ fn take(
     if !waits {
         volume_snapshot::create(observed, decision);
     }
-    Ok(())
+    thaw_early(observed, status, decision)
+}
+
+/// Thaws the guest if the contents of the volume snapshots are taken. Without the right to read them, the VolumeSnapshots decide.
+fn thaw_early(
+    observed: &Observed,
+    mut status: VirtualMachineSnapshotContentStatus,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let Some(checks) = observed.require_taken().filter(|_| quiesce::is_frozen(&status)) else { return Ok(()) };
+    if decision.must_wait(observed.failure.as_ref(), quiesce::READ, observed.now) {
+        return Ok(());
+    }
+    let pause = quiesce::pause(observed, &status);
+    let step = quiesce::thaw(observed, &mut status, decision);
+    if step == Step::Wait {
+        return Ok(());
+    }
+    decision.wake(pause);
+    decision.effects.extend(checks);
+    put_step(observed, step, decision);
+    status::put(observed, &status, decision)
 }
 
 fn put_step(observed: &Observed, step: Step, decision: &mut Decision) {

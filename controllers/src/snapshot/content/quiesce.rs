@@ -17,6 +17,10 @@ use crate::runtime::Decision;
 pub(super) const FREEZE: &str = "FreezeFailed";
 /// Reason of a refused thaw.
 pub(super) const THAW: &str = "ThawFailed";
+/// Reason of a refused read of the content of a volume snapshot.
+pub(super) const READ: &str = "ReadFailed";
+/// Shortest and longest pause between two reads of contents.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 /// Time after which a guest that was frozen before is looked at again.
 const LOOK: Duration = Duration::from_secs(2);
 /// Attempts to freeze a guest.
@@ -69,7 +73,7 @@ pub(super) fn begin(
         let is_over = observed.now >= limit;
         let refused = |reason| observed.failure.as_ref().is_some_and(|failure| failure.reason == reason);
         // A guest that was not thawed after a refused volume thaws itself.
-        let is_left = refused(THAW);
+        let is_left = refused(THAW) && !observed.missing().is_empty();
         if !is_over && !is_left && !refused(event::FAILED_VOLUME_SNAPSHOT_CREATE) {
             decision.wake(Duration::try_from(limit.duration_since(observed.now)).unwrap_or_default());
             return Step::Nothing;
@@ -116,6 +120,13 @@ fn freeze(
     status.quiesce = Some(Quiesce { message: None, state: QuiesceState::Frozen, time });
     decision.wake(FROZEN);
     Step::Call(Some(FROZEN))
+}
+
+/// Returns the time until the contents of volume snapshots are read again, which grows with the time since the freeze.
+pub(super) fn pause(observed: &Observed, status: &VirtualMachineSnapshotContentStatus) -> Duration {
+    let left = limit(status).map(|limit| limit.duration_since(observed.now));
+    let left = left.and_then(|left| Duration::try_from(left).ok()).unwrap_or_default();
+    (FROZEN.saturating_sub(left) / 16).clamp(PAUSE.0, PAUSE.1)
 }
 
 /// Decides about the guest once all volume snapshots were taken.

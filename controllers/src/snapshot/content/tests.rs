@@ -89,6 +89,7 @@ fn shown(decision: &Decision) -> String {
     let shown = decision.effects.iter().map(|effect| match effect {
         Effect::Quiesce { freeze: Some(_), .. } => "freeze".to_owned(),
         Effect::Quiesce { .. } => "thaw".to_owned(),
+        Effect::RequireTaken { content, .. } => format!("read {content}"),
         Effect::Create { object, .. } => object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
         Effect::Patch { subresource: Some(_), patch, .. } => {
             let status = &patch["status"];
@@ -150,6 +151,52 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
             observed.taken = all(late);
             assert_eq!(shown(&decide(&observed).unwrap()), "TimedOut+created");
         }
+    }
+}
+
+#[test]
+fn guest_is_thawed_once_the_contents_are_taken() {
+    let frozen = json!({"quiesce": {"state": "Frozen", "time": "2030-01-01T00:00:50Z"}});
+    let thawed = json!({"quiesce": {"state": "Thawed", "time": "2030-01-01T00:00:50Z"}});
+    let failed = json!({"quiesce": {"state": "Failed"}});
+    let bound = |created: Option<&str>| {
+        let mut all = taken(&[("a", created), ("b", None)]);
+        for (name, snapshot) in &mut all {
+            let content = Some(name.replace("vs-", "c-"));
+            *snapshot = Arc::new(CachedSnapshot { content, ..(**snapshot).clone() });
+        }
+        all
+    };
+    let unbound = || bound(None).into_iter().chain(taken(&[("b", None)])).collect::<BTreeMap<_, _>>();
+    let incomplete = || bound(None).into_iter().take(1).collect::<BTreeMap<_, _>>();
+    let agent = || vmi(&["AgentConnected"]);
+    let later = |reason| {
+        let retry_at = "2030-01-01T00:01:10Z".parse().unwrap();
+        failure(reason, "refused", 1).map(|failure| Failure { retry_at, ..failure })
+    };
+    let all = "read c-a read c-b thaw Thawed";
+    // Status, guest, volume snapshots, the last refusal; effects, milliseconds until the next decision.
+    for (status, vmi, taken, failure, effects, wake) in [
+        (&frozen, agent(), bound(None), None, all, Some(500)),
+        (&frozen, agent(), bound(Some("2030-01-01T00:00:55Z")), None, "read c-b thaw Thawed", Some(500)),
+        (&frozen, agent(), unbound(), None, "", Some(50_000)),
+        (&frozen, agent(), incomplete(), None, "vs-b", Some(50_000)),
+        (&frozen, vmi(&["AgentConnected", "Paused"]), bound(None), None, "read c-a read c-b Thawed", Some(500)),
+        (&frozen, agent(), bound(None), later(quiesce::READ), "", Some(10_000)),
+        (&frozen, agent(), bound(None), failure(quiesce::READ, "forbidden", 1), all, Some(500)),
+        (&frozen, agent(), bound(None), later(quiesce::THAW), "", Some(10_000)),
+        (&frozen, agent(), bound(None), failure(quiesce::THAW, "no answer", 1), all, Some(500)),
+        (&thawed, agent(), bound(None), None, "", None),
+        (&failed, agent(), bound(None), None, "", None),
+    ] {
+        let decision = decide(&Observed { vmi, taken, failure, ..observed(status) }).unwrap();
+        assert_eq!(shown(&decision), effects, "{status}");
+        assert_eq!(decision.wake_after, wake.map(Duration::from_millis), "{effects}");
+    }
+    // Read less often as time passes.
+    for (now, wake) in [("2030-01-01T00:00:50Z", 30), ("2030-01-01T00:00:54Z", 250)] {
+        let observed = Observed { taken: bound(None), now: now.parse().unwrap(), ..observed(&frozen) };
+        assert_eq!(decide(&observed).unwrap().wake_after, Some(Duration::from_millis(wake)));
     }
 }
 

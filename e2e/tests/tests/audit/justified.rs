@@ -69,6 +69,11 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "delete poddisruptionbudgets.policy",
         "only those that old releases of KubeVirt made for VMIs are deleted, which `make moving-test` has",
     ),
+    sometimes(
+        CONTROLLER,
+        "get volumesnapshotcontents.snapshot.storage.k8s.io",
+        "read only while a guest is frozen and its VolumeSnapshots do not show yet that they are taken",
+    ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     sometimes(API, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),
     sometimes(API, "list virtualmachineinstancemigrations.kubevirt.io", MOVES),
