@@ -174,7 +174,7 @@ impl Story {
             let pods = self.pods_of(component).await?;
             let ready = pods.iter().filter(|pod| is_ready(pod)).count();
             if ready != pods.len() || ready as u64 != wanted {
-                return Ok(Some(format!("{ready} of {} pods of {component} are ready, of {wanted} wanted", pods.len())));
+                return Ok(Some(format!("{component}: {ready} of {} pods are ready, of {wanted}", pods.len())));
             }
         }
         Ok(None)
