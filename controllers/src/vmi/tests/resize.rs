@@ -205,7 +205,7 @@ fn limits_of_the_pod_grow_with_its_requests() {
         "cpu": {"sockets": 2}, "resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}},
     }}}));
     // 2 MiB of page tables.
-    let pod = limited("100m", "1184Mi", "2208Mi");
-    let expected = json!({"requests": {"cpu": "200m", "memory": "1192Mi"}, "limits": {"memory": "2216Mi"}});
+    let pod = limited("100m", "1146Mi", "2170Mi");
+    let expected = json!({"requests": {"cpu": "200m", "memory": "1154Mi"}, "limits": {"memory": "2178Mi"}});
     assert_eq!(outcome(&vmi, launcher(&pod, &pod, Value::Null), None, "HotVCPUChange").0, expected);
 }
