@@ -1,15 +1,16 @@
 //! Carries effects out: the one place that writes to the API server.
 //!
 //! Each write is checked against leadership, bounded in time, and counted; its answer goes into the caches. `restore.rs`
-//! searches for pods that no watch shows, `existing.rs` reads a pod whose name is taken, `image_volumes.rs` refuses pods that would lose image volumes, `errors.rs` sorts the
-//! errors of writes, `warnings.rs` reads events, `data_volumes.rs` checks the right to clone, `snapshots.rs` reads the content of
-//! snapshots and freezes guests, `users.rs` finds the pods that use a
-//! claim.
+//! searches for pods that no watch shows, `existing.rs` reads a pod whose name is taken, `image_volumes.rs` refuses pods that would
+//! lose image volumes, `errors.rs` sorts the errors of writes, `labels.rs` names effects, `warnings.rs` reads events,
+//! `data_volumes.rs` checks the right to clone, `snapshots.rs` reads the content of snapshots and freezes guests, `users.rs` finds
+//! the pods that use a claim.
 
 mod data_volumes;
 mod errors;
 mod existing;
 mod image_volumes;
+mod labels;
 mod restore;
 mod snapshots;
 mod users;
@@ -37,9 +38,10 @@ pub(crate) use self::users::ClaimUser;
 use self::{
     errors::{WriteError, classify, exists, not_created, without_generated_name},
     existing::Existing,
+    labels::{label, parts},
 };
 use super::{
-    DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
+    DataVolumeCreation, Effect, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
     metrics::Metrics, recorder::Recorder,
 };
 
@@ -457,49 +459,5 @@ impl Executor {
                 }
             }
         }
-    }
-}
-
-fn label(effect: &Effect) -> (&'static str, &'static str) {
-    match effect {
-        Effect::Create { kind, .. } => ("create", kind.plural()),
-        Effect::CreateDataVolume { .. } => ("create", Kind::DataVolume.plural()),
-        Effect::CreateSnapshotContent { .. } => ("create", Kind::VmSnapshotContent.plural()),
-        Effect::CopyRevision { .. } => ("create", Kind::ControllerRevision.plural()),
-        Effect::Quiesce { freeze: Some(_), .. } => ("freeze", Kind::Instance.plural()),
-        Effect::Quiesce { .. } => ("unfreeze", Kind::Instance.plural()),
-        Effect::RequireTaken { .. } => ("get", "volumesnapshotcontents"),
-        Effect::Patch { kind, .. } => ("patch", kind.plural()),
-        Effect::Delete { kind, .. } => ("delete", kind.plural()),
-        Effect::Evict { .. } => ("evict", Kind::Pod.plural()),
-        Effect::Restore { .. } => ("restore", Kind::Pod.plural()),
-        Effect::ReadWarnings { .. } | Effect::ReadClaimWarning { .. } => ("list", "events"),
-        Effect::ReadUsers { .. } => ("list", Kind::Pod.plural()),
-        Effect::Event(_) => ("event", "events"),
-    }
-}
-
-fn parts(effect: &Effect) -> (WriteOptions, &str) {
-    match effect {
-        Effect::Create { options, object, .. } => {
-            let name = object["metadata"]["name"].as_str().or(object["metadata"]["generateName"].as_str());
-            (options.clone(), name.unwrap_or_default())
-        }
-        Effect::CreateDataVolume { creation, options } => {
-            (options.clone(), creation.data_volume.metadata.name.as_deref().unwrap_or_default())
-        }
-        Effect::CreateSnapshotContent { creation, options } => {
-            (options.clone(), creation.content.metadata.name.as_deref().unwrap_or_default())
-        }
-        Effect::CopyRevision { copy, options } => (options.clone(), &copy.name),
-        Effect::RequireTaken { content, options, .. } => (options.clone(), content),
-        Effect::Patch { options, name, .. }
-        | Effect::Quiesce { options, name, .. }
-        | Effect::Delete { options, name, .. }
-        | Effect::Evict { options, name, .. } => (options.clone(), name),
-        Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),
-        Effect::ReadWarnings { pod, .. } => (WriteOptions::default(), pod),
-        Effect::ReadUsers { claim, .. } | Effect::ReadClaimWarning { claim, .. } => (WriteOptions::default(), claim),
-        Effect::Event(Event { .. }) => (WriteOptions::default(), ""),
     }
 }
