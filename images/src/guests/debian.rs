@@ -49,6 +49,8 @@ const FILES: &[GuestFile] = &[
     ("etc/fstab", 0o644, "LABEL=debian / ext4 discard,errors=remount-ro 0 1\n"),
     ("etc/hostname", 0o644, "debian\n"),
     ("etc/hosts", 0o644, "127.0.0.1 localhost\n127.0.1.1 debian\n::1 localhost ip6-localhost ip6-loopback\n"),
+    // On a busy host an emulated guest finds its console after minutes. Without it nobody can log in.
+    ("etc/systemd/system.conf.d/ferrovirt.conf", 0o644, "[Manager]\nDefaultDeviceTimeoutSec=15min\n"),
     ("etc/systemd/network/50-dhcp.network", 0o644, guest_file!("debian/50-dhcp.network")),
     ("etc/systemd/system/ssh.service.d/keys.conf", 0o644, guest_file!("debian/ssh-keys.conf")),
     ("etc/ssh/sshd_config.d/ferrovirt.conf", 0o644, guest_file!("debian/sshd.conf")),

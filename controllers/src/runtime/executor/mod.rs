@@ -41,7 +41,7 @@ use self::{
     labels::{label, parts},
 };
 use super::{
-    DataVolumeCreation, Effect, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
+    DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, lease::Leadership,
     metrics::Metrics, recorder::Recorder,
 };
 
