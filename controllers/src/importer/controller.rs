@@ -99,6 +99,7 @@ impl Controller for Importer {
             pod,
             class,
             profile,
+            warning: caches.claim_warnings.get(attempt.key),
             clone,
             begins,
             beside_cdi: self.mode == ImporterMode::On && !begins,

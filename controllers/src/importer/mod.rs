@@ -10,13 +10,15 @@
 //! ```
 //! The state is read from the claim and the pod, so that virt-controller can be killed between any two writes. [`decide`] is pure; the
 //! runtime writes. `source.rs` reads the source, `claim.rs` and `pod.rs` render, `import.rs` judges the pod, `status.rs` shows the
-//! state as CDI does, `progress.rs` asks running pods, `data_source/` keeps DataSources current.
+//! state as CDI does, `binding.rs` adds why a claim is not bound, `progress.rs` asks running pods, `data_source/` keeps DataSources
+//! current.
 //!
 //! The importer steps back while the kind CDI is served: it begins nothing and finishes what it began. Of the status it writes the end
 //! only, since CDI shows the rest. A DataVolume that it began has the annotation [`IMPORT`](api::constants::annotation::IMPORT), and
 //! the one by which CDI leaves its claim alone. Both go at the end, when the claim says for which DataVolume it is filled, which CDI
 //! honours.
 
+mod binding;
 mod claim;
 mod clone;
 mod controller;
@@ -47,8 +49,8 @@ use self::{
 };
 use crate::{
     resources::{
-        claims::CachedClaim, import_pods::CachedImportPod, storage_classes::CachedStorageClass,
-        storage_profiles::CachedStorageProfile,
+        claim_facts::ClaimWarning, claims::CachedClaim, import_pods::CachedImportPod,
+        storage_classes::CachedStorageClass, storage_profiles::CachedStorageProfile,
     },
     runtime::{Decision, Effect, Event, Failure, Kind},
 };
@@ -79,6 +81,8 @@ pub(crate) struct Observed {
     pub begins: bool,
     /// CDI is installed, and the importer is switched on nevertheless.
     pub beside_cdi: bool,
+    /// Warnings about the claim, as far as they were read.
+    pub warning: Option<Arc<ClaimWarning>>,
     /// The objects of a clone.
     clone: Option<clone::facts::Facts>,
     /// Progress of the pod in percent.
@@ -313,6 +317,7 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         _ if observed.class.is_none() => Step::show(shown).wake(RETRY),
         _ => Step::show(shown),
     };
+    let step = binding::explained(observed, claim, step);
     Ok(Step { before: begin.into_iter().chain(step.before).collect(), ..step })
 }
 

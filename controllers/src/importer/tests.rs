@@ -1,7 +1,10 @@
 //! Decisions about DataVolumes, as tables.
 
 use importer::task::{Outcome, Reason, Report};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::{
+    api::core::v1::{PersistentVolumeClaim, Pod},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use serde_json::Value;
 
 use super::*;
@@ -30,6 +33,7 @@ fn observed(change: &Value) -> Observed {
         profile: None,
         begins: true,
         beside_cdi: false,
+        warning: None,
         clone: None,
         percent: None,
         image: "importer:1".to_owned(),
@@ -95,6 +99,7 @@ fn writes(decision: &Decision) -> Vec<String> {
         Effect::Patch { kind, subresource: Some(part), .. } => Some(format!("patch {}/{part}", kind.plural())),
         Effect::Patch { kind, .. } => Some(format!("patch {}", kind.plural())),
         Effect::Delete { kind, .. } => Some(format!("delete {}", kind.plural())),
+        Effect::ReadClaimWarning { .. } => Some("read the warnings".to_owned()),
         Effect::Event(_) => None,
         other => Some(format!("{other:?}")),
     };
@@ -195,7 +200,7 @@ fn claim_is_followed_to_its_pod() {
     };
     let none: [&str; 0] = [];
     for (phase, class, change, shows, creates) in [
-        ("Pending", None, begun(), "Pending", none.as_slice()),
+        ("Pending", None, begun(), "Pending", &["read the warnings"][..]),
         ("Pending", late(), begun(), "WaitForFirstConsumer", &none),
         ("Pending", late(), immediate, "ImportScheduled", &["create pods"]),
         ("Bound", late(), begun(), "ImportScheduled", &["create pods"]),
@@ -205,6 +210,43 @@ fn claim_is_followed_to_its_pod() {
         assert_eq!(shown(&observed).0, shows, "{phase}");
         let writes = writes(&decide(&observed).unwrap());
         assert_eq!(writes[..writes.len() - 1], *creates, "{phase}");
+    }
+}
+
+#[test]
+fn claim_that_is_not_bound_shows_the_warning_of_its_storage() {
+    let warned = |uid: &str, read_at: i64| {
+        let metadata = ObjectMeta { uid: Some(uid.to_owned()), ..ObjectMeta::default() };
+        let warning = Some(("ProvisioningFailed".to_owned(), "no class".to_owned()));
+        Some(Arc::new(ClaimWarning { metadata, read_at: at(read_at), warning }))
+    };
+    let late = CachedStorageClass { is_late: true, ..CachedStorageClass::default() };
+    let (plain, told, read) = ("PVC d Pending", "target PVC d Pending: no class", "read the warnings");
+    let node = json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}});
+    let young = json!({"metadata": {"creationTimestamp": at(95).to_string()}});
+    let old = json!({"metadata": {"creationTimestamp": at(-100_000).to_string()}});
+    let cases = [
+        ("nothing was read", json!({}), None, None, plain, true, Some(10)),
+        ("nothing was read, and it is young", young, None, None, plain, false, Some(10)),
+        ("something was read", json!({}), None, warned("c", 91), told, false, Some(10)),
+        ("the read is due again", json!({}), None, warned("c", 90), told, true, Some(10)),
+        ("an old claim is read seldom", old, None, warned("c", 0), told, false, Some(300)),
+        ("it was about a former claim", json!({}), None, warned("b", 99), plain, true, Some(10)),
+        ("no pod has a node", json!({}), Some(&late), warned("c", 90), plain, false, None),
+        ("a pod has a node", node, Some(&late), warned("c", 91), told, false, Some(10)),
+    ];
+    for (name, change, class, warning, message, reads, wake) in cases {
+        let class = class.cloned().unwrap_or_default();
+        let observed =
+            Observed { claim: claim("Pending", &change), class: Some(Arc::new(class)), warning, ..observed(&begun()) };
+        let step = next(&observed).unwrap().unwrap();
+        let bound = step.shown.unwrap().bound;
+        assert_eq!((bound.reason.as_str(), bound.message.as_str()), ("Pending", message), "{name}");
+        assert_eq!(step.wake, wake.map(Duration::from_secs), "{name}");
+        assert_eq!(writes(&decide(&observed).unwrap()).contains(&read.to_owned()), reads, "{name}");
+        // CDI shows the state.
+        let beside = Observed { begins: false, ..observed };
+        assert!(!writes(&decide(&beside).unwrap()).contains(&read.to_owned()), "{name}");
     }
 }
 

@@ -9,7 +9,7 @@ use super::{Hold, Next, Observed as View, Work, consumer, decide, end, facts::Fa
 use crate::{
     cache::Key,
     importer::{
-        CLAIM, Observed, RETRY, Step, claim, import,
+        CLAIM, Observed, RETRY, Step, binding, claim, import,
         pod::{Content, Inputs},
         status::{self, Fact, Shown, reason},
     },
@@ -31,10 +31,11 @@ pub(in crate::importer) fn step(
     // The pod that copies is the first consumer.
     let is_first = is_late && observed.is_immediate();
     let is_empty = |claim: &CachedClaim| claim.data_source.is_none() && claim.volume.is_none();
-    if target.filter(|claim| claim.phase == "Pending").is_some_and(is_empty) && !is_first {
+    if let Some(target) = target.filter(|claim| claim.phase == "Pending" && is_empty(claim) && !is_first) {
         let phase = if is_late { phase::FIRST_CONSUMER } else { shown.phase };
         let step = Step::show(Shown { phase, ..shown });
-        return Ok(if observed.class.is_none() { step.wake(RETRY) } else { step });
+        let step = if observed.class.is_none() { step.wake(RETRY) } else { step };
+        return Ok(binding::explained(observed, target, step));
     }
     let source = facts.view();
     // Once the volume exists its size counts, and the source may be gone.
@@ -190,7 +191,7 @@ fn run(
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
-    import::run(observed, target, inputs, shown).map(renamed)
+    import::run(observed, target, inputs, shown).map(|step| renamed(binding::explained(observed, target, step)))
 }
 
 /// Runs the pod that copies in the namespace of the source.
@@ -222,8 +223,9 @@ fn run_remote(
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
-    let of_pod = Observed { pod: facts.pod.clone(), percent: facts.percent, ..observed.clone() };
-    import::run(&of_pod, temporary, inputs, shown).map(renamed)
+    let warning = facts.warning.clone();
+    let remote = Observed { pod: facts.pod.clone(), percent: facts.percent, warning, ..observed.clone() };
+    import::run(&remote, temporary, inputs, shown).map(|step| renamed(binding::explained(&remote, temporary, step)))
 }
 
 /// Runs the pod that is the first consumer of a claim.

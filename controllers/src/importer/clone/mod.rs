@@ -45,9 +45,9 @@ use self::{
 };
 use crate::{
     cache::Key,
-    importer::CLAIM,
+    importer::{CLAIM, binding},
     resources::{
-        claim_facts::{self, ClaimUsers, ClaimWarning},
+        claim_facts::{ClaimUsers, ClaimWarning},
         claims::CachedClaim,
         volumes::CachedVolume,
     },
@@ -380,7 +380,7 @@ fn pending(observed: &Observed<'_>, claim: &CachedClaim) -> Option<Next> {
         let is_deleting = claim.metadata.deletion_timestamp.is_some();
         return Some(Next::effect(phase, (!is_deleting).then(|| Effect::delete(Kind::Claim, &claim.metadata))));
     }
-    let known = observed.warning.filter(|known| known.metadata.uid == claim.metadata.uid);
+    let known = binding::known(claim, observed.warning);
     let warning = known.and_then(|known| known.warning.as_ref());
     let is_claim = matches!(observed.source, Source::Claim(_));
     if let Some((_, message)) = warning.filter(|(reason, message)| is_claim && strategy::is_refusal(reason, message)) {
@@ -393,15 +393,8 @@ fn pending(observed: &Observed<'_>, claim: &CachedClaim) -> Option<Next> {
         let is_of_vm = work == Work::None && !observed.is_remote();
         return Some(Next::work(if is_of_vm { phase::FIRST_CONSUMER } else { phase }, work));
     }
-    let since = known.map(|known| known.read_at).or(claim.metadata.creation_timestamp.as_ref().map(|at| at.0));
-    let is_due = since.is_none_or(|since| claim_facts::is_old(since, observed.now, RETRY));
-    let read = is_due.then(|| Effect::ReadClaimWarning {
-        namespace: claim.metadata.namespace.clone().unwrap_or_default(),
-        claim: claim.metadata.name.clone().unwrap_or_default(),
-        uid: claim.metadata.uid.clone().unwrap_or_default(),
-    });
-    let name = claim.metadata.name.as_deref().unwrap_or_default();
-    let hold = warning.map(|(_, message)| Hold::bound("Pending", format!("target PVC {name} Pending: {message}")));
+    let read = binding::read(claim, known, observed.now, RETRY);
+    let hold = known.and_then(|known| binding::text(claim, known)).map(|text| Hold::bound("Pending", text));
     Some(Next { effects: read.into_iter().collect(), hold, wake: Some(RETRY), ..Next::work(phase, work) })
 }
 

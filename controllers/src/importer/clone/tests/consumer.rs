@@ -56,6 +56,7 @@ fn observed(claim: &str, pod: Option<&str>) -> importer::Observed {
         profile: None,
         begins: true,
         beside_cdi: false,
+        warning: None,
         clone: Some(Facts {
             key: Key::new("golden", "image"),
             is_snapshot: true,

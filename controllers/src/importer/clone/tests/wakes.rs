@@ -1,10 +1,15 @@
 use std::sync::Arc;
 
 use api::cdi::DataVolume;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 
 use super::super::facts::watch;
-use crate::{cache::Key, resources::Caches, runtime::Wake};
+use crate::{
+    cache::Key,
+    resources::{Caches, claim_facts::ClaimWarning},
+    runtime::Wake,
+};
 
 fn volume(name: &str, source: &serde_json::Value, phase: &str, version: &str) -> DataVolume {
     serde_json::from_value(json!({
@@ -35,4 +40,18 @@ fn end_of_an_import_wakes_the_clones_of_its_claim() {
         let expected: &[Key] = if wakes { &[Key::new("shop", "copy")] } else { &[] };
         assert_eq!(wake.woken(), expected, "{phase} in version {version}");
     }
+}
+
+#[test]
+fn warning_about_a_claim_wakes_its_data_volume() {
+    let (caches, wake) = (Arc::new(Caches::default()), Wake::default());
+    watch(&caches, &wake);
+    let metadata = ObjectMeta {
+        name: Some("image".to_owned()),
+        namespace: Some("shop".to_owned()),
+        resource_version: Some("1".to_owned()),
+        ..ObjectMeta::default()
+    };
+    caches.claim_warnings.observe(ClaimWarning { metadata, ..ClaimWarning::default() });
+    assert_eq!(wake.woken(), [Key::new("shop", "image")]);
 }
