@@ -108,3 +108,15 @@ pub(crate) fn warnings(root: &str, spec: &VirtualMachineSpec) -> Vec<String> {
     }
     warnings
 }
+
+/// Returns warnings about templates in the VM spec at `root` whose DataVolumes are refused where CDI is not installed.
+pub(crate) fn warnings_without_cdi(root: &str, spec: &VirtualMachineSpec) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (index, template) in spec.data_volume_templates.iter().enumerate() {
+        let path = format!("{root}.dataVolumeTemplates[{index}].spec");
+        for error in data_volume_spec::unsupported(&path, &template.spec).as_slice() {
+            warnings.push(format!("the DataVolume cannot be created: {}", error.message));
+        }
+    }
+    warnings
+}

@@ -77,7 +77,7 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
 
 /// Returns true if the importer carries DataVolumes out: CDI is not installed.
 fn is_ours(lookups: &Lookups) -> Result<bool, LookupError> {
-    let query = ObjectQuery::first(GROUP, VERSION, "cdis", None, 1);
+    let query = cdis();
     Ok(match lookups.result(&query)? {
         // The kind is not served.
         LookupResult::Object(None) => true,
@@ -86,6 +86,11 @@ fn is_ours(lookups: &Lookups) -> Result<bool, LookupError> {
             false
         }
     })
+}
+
+/// Selects an object by which CDI is installed.
+fn cdis() -> ObjectQuery {
+    ObjectQuery::first(GROUP, VERSION, "cdis", None, 1)
 }
 
 fn stored<T: serde::de::DeserializeOwned>(object: &Value) -> Result<T, Interrupt> {
@@ -109,8 +114,12 @@ pub(crate) fn warnings_of_templates(
     }
     let query = ObjectQuery::first(GROUP, VERSION, PLURAL, Some(namespace), 1);
     let mut warnings = rules::data_volumes::warnings("spec", spec);
-    if *lookups.result(&query)? == LookupResult::Object(None) {
+    let unsupported = rules::data_volumes::warnings_without_cdi("spec", spec);
+    let is_absent = |query: &ObjectQuery| Ok::<_, LookupError>(*lookups.result(query)? == LookupResult::Object(None));
+    if is_absent(&query)? {
         warnings.push(NOT_SERVED.to_owned());
+    } else if !unsupported.is_empty() && is_absent(&cdis())? {
+        warnings.extend(unsupported);
     }
     Ok(warnings)
 }

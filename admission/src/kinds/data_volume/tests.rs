@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::PERMITTED_CLONE;
 use crate::{
-    context::{LookupResult, Lookups, ObjectQuery, Selection},
+    context::{LookupError, LookupResult, Lookups, ObjectQuery, Selection},
     handle,
 };
 
@@ -113,4 +113,49 @@ fn change_keeps_mark_and_source() {
     let mut applied = spec();
     applied["sourceRef"] = json!({"kind": "DataSource", "namespace": "golden", "name": "s"});
     assert_eq!(mutated("jane", false, &volume(mark(), applied), &old), old);
+}
+
+/// Returns the warnings about a template with this source. `served` are the kinds of CDI that the cluster has.
+fn warned(source: &Value, served: &[&str]) -> Vec<String> {
+    let storage = json!({"resources": {"requests": {"storage": "1Gi"}}});
+    let template = json!({"metadata": {"name": "d"}, "spec": {"source": source, "storage": storage}});
+    let vm = json!({"dataVolumeTemplates": [template], "template": {"spec": {"domain": {"devices": {}}}}});
+    let spec: api::VirtualMachineSpec = serde_json::from_value(vm).unwrap();
+    let mut lookups = Lookups::new();
+    for _ in 0..3 {
+        match super::warnings_of_templates(&spec, "ns", &lookups) {
+            Ok(warnings) => return warnings,
+            Err(LookupError::Missing(queries)) => {
+                for query in queries {
+                    let is_served = served.contains(&query.plural.as_str());
+                    let answer = if is_served { LookupResult::List(vec![]) } else { LookupResult::Object(None) };
+                    lookups.insert(query, answer);
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("too many rounds of lookups");
+}
+
+#[test]
+fn templates_that_need_cdi_get_a_warning_where_it_is_missing() {
+    let nothing: &[&str] = &[];
+    let (without, with) = (&["datavolumes"][..], &["datavolumes", "cdis"][..]);
+    let bucket = json!({"gcs": {"url": "gs://bucket/disk"}});
+    let stream = json!({"registry": {"imageStream": "linux"}});
+    let image = json!({"registry": {"url": "docker://registry.example/disk"}});
+    for (source, served, expected) in [
+        (&bucket, without, Some("source.gcs is not supported yet: imports that need CDI")),
+        (&stream, without, Some("source.registry.imageStream is not supported yet: imports that need CDI")),
+        (&image, without, None),
+        (&bucket, with, None),
+        (&stream, with, None),
+        (&bucket, nothing, Some("the cluster has no DataVolumes")),
+    ] {
+        let warnings = warned(source, served);
+        assert_eq!(warnings.len(), usize::from(expected.is_some()), "{source} {served:?}: {warnings:?}");
+        let is_found = expected.is_none_or(|text| warnings.iter().any(|warning| warning.contains(text)));
+        assert!(is_found, "{source} {served:?}: {warnings:?}");
+    }
 }
