@@ -88,7 +88,7 @@ fn is_ours(lookups: &Lookups) -> Result<bool, LookupError> {
     })
 }
 
-/// Selects an object by which CDI is installed.
+/// Selects the object by which CDI is installed.
 fn cdis() -> ObjectQuery {
     ObjectQuery::first(GROUP, VERSION, "cdis", None, 1)
 }
