@@ -20,6 +20,16 @@
 //! the API server fails). In fields and messages the words of `words` are replaced.
 //!
 //! Objects that are valid but not supported yet count as accepted.
+//!
+//! The files of `tests/answers/` begin in the same way. Their rows hold the complete answer of the reference to a request, which
+//! is merged into the base like `accepted` and `refused`:
+//!
+//! ```text
+//! [name, request, answer]                  Ferrovirt answers like the reference
+//! [name, request, answer, ours, subject]   Ferrovirt answers otherwise, and `docs/compatibility.md` has a row about the subject
+//! ```
+//!
+//! An answer is "allowed" or the list of the causes in their order, each `[type, field, message]`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends here")]
 
@@ -82,6 +92,20 @@ fn result(case: &Value, query: &ObjectQuery) -> LookupResult {
 }
 
 impl Table {
+    fn read(file: &Path) -> Self {
+        let text = fs::read_to_string(file).unwrap();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    }
+
+    /// Returns type, field and message of each cause of an answer; none if it is "allowed".
+    fn causes(&self, answer: &Value) -> Vec<[String; 3]> {
+        if answer == "allowed" {
+            return vec![];
+        }
+        let causes = answer.as_array().unwrap();
+        causes.iter().map(|cause| [0_usize, 1, 2].map(|column| self.words(&cause[column]))).collect()
+    }
+
     fn request(&self, case: &Value) -> Value {
         let text = |key: &str, default: &str| case.get(key).and_then(Value::as_str).unwrap_or(default).to_owned();
         let operation = text("$operation", &self.operation);
@@ -211,6 +235,22 @@ fn check(table: &Table, row: &[Value], wrong: &mut Vec<String>) {
     }
 }
 
+/// Returns true if a response has exactly these causes. The message of its status has each text once.
+fn has_causes(response: &Value, expected: &[[String; 3]]) -> bool {
+    let causes = response.pointer("/status/details/causes").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut seen = BTreeSet::new();
+    let messages = expected.iter().map(|[_, _, message]| message.as_str());
+    let messages: Vec<&str> = messages.filter(|message| seen.insert(*message)).collect();
+    response["allowed"] == expected.is_empty()
+        && response.pointer("/status/message").and_then(Value::as_str).unwrap_or_default() == messages.join(", ")
+        && causes.len() == expected.len()
+        && causes.iter().zip(expected).all(|(cause, [type_, field, message])| {
+            cause["reason"] == type_.as_str()
+                && cause["field"] == field.as_str()
+                && cause["message"].as_str().is_some_and(|shown| message.ends_with(shown))
+        })
+}
+
 /// Returns the rules of the reference in its order.
 fn rules(directory: &Path) -> Vec<String> {
     let index = fs::read_to_string(directory.join("index.txt")).unwrap();
@@ -236,8 +276,7 @@ fn each_rule_accepts_and_refuses() {
     let (mut ids, mut wrong) = (BTreeSet::new(), Vec::new());
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "json")) {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        let table: Table =
-            serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let table = Table::read(file);
         for row in &table.rows {
             let id = row[0].as_str().unwrap();
             let mut found = Vec::new();
@@ -255,4 +294,39 @@ fn each_rule_accepts_and_refuses() {
     println!("rules by section: {:?}", by_section(&listed));
     println!("rules: {}, rows: {}", listed.len(), ids.len());
     assert!(wrong.is_empty(), "{} rows:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn answers_are_those_of_the_reference_or_documented() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let documented = fs::read_to_string(package.join("../docs/compatibility.md")).unwrap();
+    let (mut names, mut wrong, mut otherwise) = (BTreeSet::new(), Vec::new(), 0);
+    for file in fs::read_dir(package.join("tests/answers")).unwrap() {
+        let table = Table::read(&file.unwrap().path());
+        for row in &table.rows {
+            let (name, request, answer, ours) = match row.as_slice() {
+                [name, request, answer] => (name, request, answer, answer),
+                [name, request, answer, ours, subject] => {
+                    otherwise += 1;
+                    if table.causes(answer) == table.causes(ours) {
+                        wrong.push(format!("{name}: the answers are the same"));
+                    }
+                    if !documented.contains(&format!("\n| {} |", subject.as_str().unwrap())) {
+                        wrong.push(format!("{name}: docs/compatibility.md has no row about {subject}"));
+                    }
+                    (name, request, answer, ours)
+                }
+                _ => panic!("{row:?}: a row has three columns or five"),
+            };
+            if !names.insert(name.as_str().unwrap().to_owned()) {
+                wrong.push(format!("{name} has a row already"));
+            }
+            let (response, expected) = (table.respond(request), table.causes(ours));
+            if !has_causes(&response, &expected) {
+                wrong.push(format!("{name}: expected {expected:?}\n    of the reference {answer}\n    got {response}"));
+            }
+        }
+    }
+    println!("answers: {}, documented differences: {otherwise}", names.len());
+    assert!(wrong.is_empty(), "{} answers:\n{}", wrong.len(), wrong.join("\n"));
 }
