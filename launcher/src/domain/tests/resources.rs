@@ -77,17 +77,90 @@ fn guest_has_the_numa_nodes_of_its_cpus() {
     );
 }
 
-/// Two cells of two cores, with their distances.
-fn two_cells() -> HostCpus {
-    let cell = |id, cpus: [u32; 2], distances: [(u32, u32); 2]| host_topology::HostCell {
-        id,
-        cpus: cpus.map(|id| host_topology::HostCpu { id, siblings: vec![id] }).into(),
-        distances: distances.map(|(id, value)| host_topology::HostDistance { id, value }).into(),
+/// A NUMA cell: its number, CPUs, and distances to cells.
+type Cell<'a> = (u32, &'a [u32], &'a [(u32, u32)]);
+
+/// Distances of two cells.
+const FIRST: &[(u32, u32)] = &[(0, 10), (1, 21)];
+const SECOND: &[(u32, u32)] = &[(0, 21), (1, 10)];
+/// Two cells of two cores.
+const TWO_CELLS: &[Cell<'_>] = &[(0, &[0, 2], FIRST), (1, &[1, 3], SECOND)];
+
+/// Returns the CPUs of a pod, each a core.
+fn host(cells: &[Cell<'_>]) -> HostCpus {
+    let cell = |(id, cpus, distances): &Cell<'_>| host_topology::HostCell {
+        id: *id,
+        cpus: cpus.iter().map(|id| host_topology::HostCpu { id: *id, siblings: vec![*id] }).collect(),
+        distances: distances.iter().map(|(id, value)| host_topology::HostDistance { id: *id, value: *value }).collect(),
     };
-    let cells = vec![cell(0, [0, 2], [(0, 10), (1, 21)]), cell(1, [1, 3], [(0, 21), (1, 10)])];
     HostCpus {
-        cpuset: (0..4).collect(),
-        topology: host_topology::HostTopology { numa: host_topology::HostNuma { cells } },
+        cpuset: cells.iter().flat_map(|(_, cpus, _)| cpus.iter().copied()).collect(),
+        topology: host_topology::HostTopology {
+            numa: host_topology::HostNuma { cells: cells.iter().map(cell).collect() },
+        },
+    }
+}
+
+/// Cells of the source and of the target, and sockets at the target; CPUs of the vCPUs there, nodes of their memory, and true if the
+/// guest keeps its cells.
+type Arrival<'a> = (&'a [Cell<'a>], &'a [Cell<'a>], u32, &'a str, &'a str, bool);
+
+/// libvirt refuses a migration that changes the cells of the guest.
+#[test]
+fn guest_with_nodes_of_the_host_arrives_in_those_of_the_target() {
+    let spec = |sockets: u32| mapped("66Mi", json!({"sockets": sockets, "maxSockets": 4}));
+    let arriving = |sockets: u32, cpus: &HostCpus| {
+        let (cpus, topology) = cpus.report();
+        let status = json!({"migrationState": {"targetCPUSet": cpus, "targetNodeTopology": topology}});
+        let mut vmi = vmi(spec(sockets));
+        vmi.status = Some(serde_json::from_value(status).unwrap());
+        vmi
+    };
+    let values = |xml: &str, element: &str, attribute: &str| {
+        let document = roxmltree::Document::parse(xml).unwrap();
+        let elements = document.descendants().filter(|node| node.has_tag_name(element));
+        elements.filter_map(|node| node.attribute(attribute)).collect::<Vec<_>>().join(" ")
+    };
+    let cells = |xml: &str| {
+        let of_cells = [("cell", "id"), ("cell", "cpus"), ("cell", "memory"), ("sibling", "id"), ("sibling", "value")];
+        of_cells.map(|(element, attribute)| values(xml, element, attribute))
+    };
+    let one: &[Cell<'_>] = &[(0, &[0, 1, 2], &[])];
+    let cases: &[Arrival<'_>] = &[
+        // Other CPUs of the same nodes, and other nodes beside one in which the pod has none.
+        (TWO_CELLS, &[(0, &[4, 6], FIRST), (1, &[5], SECOND)], 3, "4 6 5", "0 1", true),
+        (
+            TWO_CELLS,
+            &[(2, &[8, 9], &[(0, 31), (2, 10), (3, 21)]), (3, &[12, 13], &[(0, 31), (2, 21), (3, 10)])],
+            3,
+            "8 9 12",
+            "2 3",
+            true,
+        ),
+        // Another division, fewer nodes, more of them, other distances.
+        (TWO_CELLS, &[(0, &[0], FIRST), (1, &[1, 3], SECOND)], 3, "0 1 3", "0 1", false),
+        (TWO_CELLS, one, 3, "0 1 2", "0", false),
+        (one, TWO_CELLS, 3, "0 2 1", "0 1", false),
+        (TWO_CELLS, &[(0, &[0, 2], &[(0, 10), (1, 31)]), (1, &[1], &[(0, 31), (1, 10)])], 3, "0 2 1", "0 1", false),
+        // A socket that is plugged by the migration was in the first cell before.
+        (TWO_CELLS, TWO_CELLS, 4, "0 2 1 3", "0 1", false),
+        (one, &[(5, &[7, 8, 9, 10], &[])], 4, "7 8 9 10", "5", true),
+    ];
+    for (source, target, sockets, cpus, nodes, keeps) in cases {
+        let before = convert_on(&host(source), &vmi(spec(3)), true, &options(), &prepared()).unwrap().xml;
+        let pinning = pinning_of_target(&arriving(*sockets, &host(target))).unwrap();
+        let after = destination::destination_xml(&before, &[], pinning.as_ref()).unwrap();
+        assert_eq!(values(&after, "vcpupin", "cpuset"), *cpus, "{target:?}");
+        assert_eq!(values(&after, "memnode", "nodeset"), *nodes, "{target:?}");
+        assert_eq!(cells(&before) == cells(&after), *keeps, "{source:?} {target:?}");
+    }
+    for (cpus, missing) in [
+        (host(&[(0, &[0], FIRST), (1, &[1], SECOND)]), 1),
+        // The report names CPUs of no node.
+        (HostCpus { cpuset: [9].into(), ..host(TWO_CELLS) }, 3),
+    ] {
+        let expected = PinningError::CrossesCells(missing);
+        assert_eq!(pinning_of_target(&arriving(3, &cpus)), Err(DomainError::Pinning(expected)), "{cpus:?}");
     }
 }
 
@@ -109,7 +182,7 @@ fn vmi_with_nodes_of_the_host_becomes_the_recorded_xml() {
             },
         },
     });
-    let domain = convert_on(&two_cells(), &vmi(spec), true, &options(), &prepared()).unwrap();
+    let domain = convert_on(&host(TWO_CELLS), &vmi(spec), true, &options(), &prepared()).unwrap();
     for part in [
         "<vcpupin vcpu='2' cpuset='1'/>",
         "<cell id='0' cpus='0,1,3,4' memory='35651584' unit='b'>",
