@@ -29,7 +29,8 @@
 //! [name, request, answer, ours, subject]   Ferrovirt answers otherwise, and `docs/compatibility.md` has a row about the subject
 //! ```
 //!
-//! An answer is "allowed" or the list of the causes in their order, each `[type, field, message]`.
+//! An answer is "allowed" or the list of the causes in their order, each `[type, field, message]`. It is derived from the
+//! rules of the reference, not recorded from a running one.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends here")]
 
