@@ -78,6 +78,9 @@ pub struct Variant {
     /// Nodes whose kubelets give pods CPUs of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub static_cpus: Vec<String>,
+    /// Nodes, pods and Services have IPv6 addresses beside those of IPv4.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dual_stack: bool,
 }
 
 impl Variant {
@@ -93,6 +96,9 @@ impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Kubernetes {}", self.kubernetes.patch())?;
         self.gates_flag().map_or(Ok(()), |gates| write!(f, " with {gates}"))?;
+        if self.dual_stack {
+            write!(f, ", IPv4 and IPv6")?;
+        }
         if self.static_cpus.is_empty() {
             return Ok(());
         }
@@ -118,5 +124,7 @@ mod tests {
         assert_eq!(variant.to_string(), "Kubernetes 1.36.3 with A=false,B=true");
         variant.static_cpus = vec!["node-2".into()];
         assert_eq!(variant.to_string(), "Kubernetes 1.36.3 with A=false,B=true, static CPU manager on node-2");
+        variant = Variant { dual_stack: true, ..Variant::default() };
+        assert_eq!(variant.to_string(), "Kubernetes 1.36.3, IPv4 and IPv6");
     }
 }

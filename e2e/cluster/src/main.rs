@@ -33,6 +33,9 @@ struct Arguments {
     /// Nodes (node-2, ...) whose kubelets give pods CPUs of their own: all of the host but the first
     #[arg(long, global = true, value_delimiter = ',', env = "FERROVIRT_STATIC_CPUS")]
     static_cpus: Vec<String>,
+    /// Nodes, pods and Services have IPv6 addresses, too
+    #[arg(long, global = true)]
+    dual_stack: bool,
     #[command(subcommand)]
     action: Action,
 }
@@ -126,15 +129,24 @@ fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let progress = Progress::start();
     let folder = std::env::current_dir().context("finding the current folder")?;
     let mut plan = Plan::new(find_workspace(&folder)?, arguments.instance)?;
-    plan.variant = variant::choose(&plan, arguments.kubernetes, &arguments.feature_gates, &arguments.static_cpus)?;
+    plan.variant = variant::choose(
+        &plan,
+        arguments.kubernetes,
+        &arguments.feature_gates,
+        &arguments.static_cpus,
+        arguments.dual_stack,
+    )?;
     let uses_target =
         matches!(arguments.action, Action::Install(_) | Action::Uninstall | Action::Demo { .. } | Action::Run { .. });
-    if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty())
+    if (arguments.kubernetes.is_some() || !arguments.feature_gates.is_empty() || arguments.dual_stack)
         && uses_target
         && let Some(kubeconfig) = foreign(&plan, std::env::var_os("KUBECONFIG").map(PathBuf::from))
     {
         let kubeconfig = kubeconfig.display();
-        bail!("--kubernetes and --feature-gates choose the test cluster, but KUBECONFIG names another: {kubeconfig}");
+        bail!(
+            "--kubernetes, --feature-gates and --dual-stack choose the test cluster, but KUBECONFIG names another: \
+             {kubeconfig}"
+        );
     }
     match &arguments.action {
         Action::Up(size) => {

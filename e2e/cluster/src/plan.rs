@@ -2,7 +2,8 @@
 //! Pure: nothing here changes the host.
 
 use std::{
-    net::Ipv4Addr,
+    fmt::Display,
+    net::{Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +20,10 @@ pub const VM_NODE: &str = "node-vm";
 pub const VM_NODE_LABEL: &str = "test.ferrovirt.io/vm-node";
 /// Its number, which determines its addresses.
 const VM_NUMBER: u8 = MAX_NODES + 1;
+/// Number of the first IPv6 network of pods.
+const PODS6: u16 = 0x100;
+/// Number of the IPv6 network of services.
+const SERVICES6: u16 = 0x200;
 /// Highest instance number of a cluster on one host.
 pub const MAX_INSTANCE: u8 = 9;
 /// The port of the API server.
@@ -57,7 +62,7 @@ impl Network {
     }
 }
 
-impl std::fmt::Display for Network {
+impl Display for Network {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.base, self.prefix)
     }
@@ -73,6 +78,21 @@ impl std::str::FromStr for Network {
             return Err(());
         }
         Ok(Self { base: base.parse().map_err(|_| ())?, prefix })
+    }
+}
+
+/// An IPv6 network in CIDR notation, of a cluster with both address families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network6 {
+    /// The first address.
+    pub base: Ipv6Addr,
+    /// The length of the prefix.
+    pub prefix: u8,
+}
+
+impl Display for Network6 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.base, self.prefix)
     }
 }
 
@@ -130,6 +150,42 @@ impl Plan {
 
     fn octet(&self) -> u8 {
         210 + 3 * self.instance
+    }
+
+    /// Returns the IPv6 network of the control plane and the nodes. IPv6 networks exist in namespaces only, so that they cannot
+    /// collide with routes of the host.
+    #[must_use]
+    pub fn node_network6(&self) -> Network6 {
+        Network6 { base: self.address6(0, 0), prefix: 64 }
+    }
+
+    /// Returns the IPv6 network of all pods.
+    #[must_use]
+    pub fn pods6(&self) -> Network6 {
+        Network6 { base: self.address6(PODS6, 0), prefix: 56 }
+    }
+
+    /// Returns the IPv6 network of service addresses.
+    #[must_use]
+    pub fn services6(&self) -> Network6 {
+        Network6 { base: self.address6(SERVICES6, 0), prefix: 112 }
+    }
+
+    /// Returns an address of a network of /64 in the cluster's local prefix.
+    fn address6(&self, network: u16, host: u16) -> Ipv6Addr {
+        Ipv6Addr::new(0xfd66, 0x7600, u16::from(self.instance), network, 0, 0, 0, host)
+    }
+
+    /// Returns the IPv6 address of the control plane.
+    #[must_use]
+    pub fn control_address6(&self) -> Ipv6Addr {
+        self.address6(0, 1)
+    }
+
+    /// Returns the value of a setting that has one value for each address family of the cluster.
+    #[must_use]
+    pub fn families(&self, v4: impl Display, v6: impl Display) -> String {
+        if self.variant.dual_stack { format!("{v4},{v6}") } else { v4.to_string() }
     }
 
     /// Returns the address of the control plane (API server and DNS server).
@@ -275,7 +331,9 @@ impl Plan {
             link: format!("{}-n{number}", self.prefix()),
             lan_link: format!("{}-n{number}l", self.prefix()),
             address: self.node_network().address(10 + u32::from(number)),
+            address6: self.address6(0, 0x10 + u16::from(number)),
             pods: Network { base: self.pods().address(u32::from(number) << 8), prefix: 24 },
+            pods6: Network6 { base: self.address6(PODS6 + u16::from(number), 0), prefix: 64 },
             cgroup: format!("{}/{name}", self.cgroup()),
             folder: self.state().join(&name),
             logs: self.logs().join(&name),
@@ -316,8 +374,12 @@ pub struct Node {
     pub lan_link: String,
     /// The node's address.
     pub address: Ipv4Addr,
+    /// Its IPv6 address, in clusters with both families.
+    pub address6: Ipv6Addr,
     /// The network of its pods.
     pub pods: Network,
+    /// The IPv6 network of its pods, in clusters with both families.
+    pub pods6: Network6,
     /// The cgroup of its pods, relative to each hierarchy's root.
     pub cgroup: String,
     /// Its configuration and data.
@@ -396,6 +458,24 @@ mod tests {
             assert!(plan.pods().overlaps(&node.pods));
             seen.push(node.address);
         }
+    }
+
+    #[test]
+    fn second_family_has_networks_of_its_own() {
+        let mut plan = plan(3);
+        let (first, vm) = (plan.node(1), plan.vm_node());
+        let shown = [plan.node_network6(), plan.pods6(), plan.services6(), first.pods6, vm.pods6];
+        let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
+        let expected = ["fd66:7600:3::/64", "fd66:7600:3:100::/56", "fd66:7600:3:200::/112", "fd66:7600:3:101::/64"];
+        assert_eq!(shown[..4], expected);
+        assert_eq!(shown[4], "fd66:7600:3:115::/64");
+        assert_eq!(
+            (first.address6.to_string(), vm.address6.to_string()),
+            ("fd66:7600:3::11".into(), "fd66:7600:3::25".into())
+        );
+        assert_eq!(plan.families(1, 2), "1");
+        plan.variant.dual_stack = true;
+        assert_eq!(plan.families(plan.pods(), plan.pods6()), "10.220.0.0/16,fd66:7600:3:100::/56");
     }
 
     #[test]

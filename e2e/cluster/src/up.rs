@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddr, TcpStream},
+    net::{Ipv6Addr, SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -68,6 +68,9 @@ pub fn up(plan: &Plan, size: Size, progress: &Progress) -> Result<()> {
             "the cluster runs {running}; run `cluster down` before an `up` with {}",
             plan.variant
         )));
+    }
+    if plan.variant.dual_stack && !Path::new("/proc/sys/net/ipv6").exists() {
+        return Err(Error::Refused("--dual-stack needs a kernel with IPv6".into()));
     }
     let bin = components::ensure(plan, progress)?;
     let driver = storage_driver()?;
@@ -206,9 +209,11 @@ fn start_control_plane(plan: &Plan, bin: &Path, driver: &Path, progress: &Progre
              address add {address}/{prefix} dev br0
              link set br0 up
              link add {LAN} type bridge
-             link set {LAN} up",
+             link set {LAN} up
+             {second}",
             address = plan.control_address(),
             prefix = plan.node_network().prefix,
+            second = second_address(plan, "br0", plan.control_address6()),
         ),
     )?;
     progress.step(format!("control plane: etcd, API server, controllers, scheduler of {}, DNS", plan.variant));
@@ -271,7 +276,7 @@ fn write_files(plan: &Plan, node: &Node, into: &Path, bin: &Path, snapshotter: &
     let plugin = plugins.join(render::node::MORE_NETWORKS);
     write(&plugin, &render::node::more_networks(bin))?;
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).at("make executable", &plugin)?;
-    write(&network.join("10-pods.conflist"), &render::node::cni(node))?;
+    write(&network.join("10-pods.conflist"), &render::node::cni(plan, node))?;
     write(&into.join("kubelet.yaml"), &render::node::kubelet(plan, node))?;
     write(&into.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
     write(&into.join("resolv.conf"), "")?;
@@ -290,6 +295,7 @@ fn connect(plan: &Plan, node: &Node) -> Result<()> {
              link set {link} master br0
              link set {link} up
              route replace {pods} via {address}
+             {second}
              link add {lan} type veth peer name {LAN_PORT} netns {namespace}
              link set {lan} master {LAN}
              link set {lan} up",
@@ -298,6 +304,11 @@ fn connect(plan: &Plan, node: &Node) -> Result<()> {
             namespace = node.namespace,
             pods = node.pods,
             address = node.address,
+            second = if plan.variant.dual_stack {
+                format!("route replace {} via {} dev br0", node.pods6, node.address6)
+            } else {
+                String::new()
+            },
         ),
     )?;
     if node.is_vm() {
@@ -311,6 +322,11 @@ fn connect(plan: &Plan, node: &Node) -> Result<()> {
 
 /// Returns `ip` commands that configure the network of a node, inside it.
 fn node_network(plan: &Plan, node: &Node) -> String {
+    let mut second = second_address(plan, "eth0", node.address6);
+    if plan.variant.dual_stack {
+        // `default` would be a route of IPv4.
+        second.push_str(&format!("\nroute add ::/0 via {} dev eth0", plan.control_address6()));
+    }
     format!(
         "link set lo up
          address add {address}/{prefix} dev eth0
@@ -320,11 +336,21 @@ fn node_network(plan: &Plan, node: &Node) -> String {
          link set {LAN_PORT} master {LAN}
          link set {LAN_PORT} up
          link set {LAN} up
+         {second}
 ",
         address = node.address,
         prefix = plan.node_network().prefix,
         control = plan.control_address(),
     )
+}
+
+/// Returns the `ip` command that adds the IPv6 address of a link that is up, in clusters with both families.
+fn second_address(plan: &Plan, link: &str, address: Ipv6Addr) -> String {
+    if !plan.variant.dual_stack {
+        return String::new();
+    }
+    // Without a test for duplicates, which delays its use.
+    format!("address add {address}/{} dev {link} nodad", plan.node_network6().prefix)
 }
 
 /// Returns true if overlayfs works on the file system of a folder.
@@ -428,7 +454,9 @@ fn finish_node(plan: &Plan, node: &Node, bin: &Path, kubectl: &Kubectl, progress
     )?;
     images::import(plan, node, pid, bin, &node.folder.join("pause.tar"))?;
     let kubelet = node.logs.join("kubelet.log");
-    let range = serde_json::json!({"spec": {"podCIDR": node.pods.to_string(), "podCIDRs": [node.pods.to_string()]}});
+    let mut ranges = vec![node.pods.to_string()];
+    ranges.extend(plan.variant.dual_stack.then(|| node.pods6.to_string()));
+    let range = serde_json::json!({"spec": {"podCIDR": node.pods.to_string(), "podCIDRs": ranges}});
     wait(
         &format!("{name}: waiting until it registers"),
         limit,

@@ -18,6 +18,7 @@ pub fn choose(
     kubernetes: Option<Kubernetes>,
     gates: &[FeatureGate],
     static_cpus: &[String],
+    dual_stack: bool,
 ) -> Result<Variant> {
     let running = running(plan)?.unwrap_or_default();
     let gates: Vec<_> = gates.iter().map(|FeatureGate(name, enabled)| (name.clone(), *enabled)).collect();
@@ -25,6 +26,7 @@ pub fn choose(
         kubernetes: kubernetes.unwrap_or(running.kubernetes),
         feature_gates: if gates.is_empty() { running.feature_gates } else { gates.into_iter().collect() },
         static_cpus: if static_cpus.is_empty() { running.static_cpus } else { static_cpus.to_vec() },
+        dual_stack: dual_stack || running.dual_stack,
     })
 }
 
@@ -59,17 +61,18 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("ferrovirt-variant-{}", std::process::id()));
         // Not the number of CI, whose cluster may be up on this host.
         let mut plan = Plan::new(folder.clone(), 7).unwrap();
-        assert_eq!(choose(&plan, None, &[], &[]).unwrap(), Variant::default());
+        assert_eq!(choose(&plan, None, &[], &[], false).unwrap(), Variant::default());
         let gates = ["ImageVolume=false".parse().unwrap()];
-        plan.variant = choose(&plan, Some(Kubernetes::V1_35), &gates, &[]).unwrap();
+        plan.variant = choose(&plan, Some(Kubernetes::V1_35), &gates, &[], false).unwrap();
         assert_eq!(plan.variant.to_string(), "Kubernetes 1.35.4 with ImageVolume=false");
         fs::create_dir_all(plan.state()).unwrap();
         record(&plan).unwrap();
         let text = fs::read_to_string(plan.variant_record()).unwrap();
         assert_eq!(text, r#"{"kubernetes":"1.35","featureGates":{"ImageVolume":false}}"#);
         assert_eq!(serde_json::from_str::<Variant>(&text).unwrap(), plan.variant);
+        assert!(choose(&plan, None, &[], &[], true).unwrap().dual_stack);
         // The record of a cluster that does not run counts for nothing.
-        assert_eq!(choose(&plan, None, &[], &[]).unwrap(), Variant::default());
+        assert_eq!(choose(&plan, None, &[], &[], false).unwrap(), Variant::default());
         fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -25,7 +25,11 @@ pub(crate) fn init(plan: &Plan, bin: &Path, driver: &Path) -> Init {
         hostname: plan.control_namespace(),
         own_run: false,
         binds: Vec::new(),
-        sysctls: vec![("net/ipv4/ip_forward".into(), "1".into())],
+        sysctls: [Some("net/ipv4/ip_forward"), plan.variant.dual_stack.then_some("net/ipv6/conf/all/forwarding")]
+            .into_iter()
+            .flatten()
+            .map(|name| (name.into(), "1".into()))
+            .collect(),
         cgroup: plan.system_cgroup(),
         path: bin.to_path_buf(),
         services: [
@@ -74,7 +78,7 @@ fn api_server(plan: &Plan, bin: &Path) -> Vec<String> {
             ("advertise-address", plan.control_address().to_string()),
             ("secure-port", API_PORT.to_string()),
             ("etcd-servers", "http://127.0.0.1:2379".into()),
-            ("service-cluster-ip-range", plan.services().to_string()),
+            ("service-cluster-ip-range", plan.families(plan.services(), plan.services6())),
             ("allow-privileged", "true".into()),
             ("authorization-mode", "Node,RBAC".into()),
             ("enable-admission-plugins", "NodeRestriction".into()),
@@ -137,8 +141,8 @@ fn controller_manager(plan: &Plan, bin: &Path) -> Vec<String> {
             ("bind-address", "127.0.0.1".into()),
             ("leader-elect", "false".into()),
             ("cluster-name", "ferrovirt".into()),
-            ("cluster-cidr", plan.pods().to_string()),
-            ("service-cluster-ip-range", plan.services().to_string()),
+            ("cluster-cidr", plan.families(plan.pods(), plan.pods6())),
+            ("service-cluster-ip-range", plan.families(plan.services(), plan.services6())),
             // `up` assigns the pod networks of nodes.
             ("allocate-node-cidrs", "false".into()),
             ("cluster-signing-cert-file", pki("ca.crt")),
@@ -227,6 +231,18 @@ mod tests {
         for command in [api_server, controller_manager, scheduler] {
             let command = command(&plan, Path::new("/bin"));
             assert_eq!(command.last().map(String::as_str), Some("--feature-gates=ImageVolume=false"));
+        }
+    }
+
+    #[test]
+    fn services_have_both_families_only_if_the_cluster_has() {
+        let mut plan = plan();
+        for (dual_stack, expected) in [(false, "10.212.0.0/16"), (true, "10.212.0.0/16,fd66:7600:0:200::/112")] {
+            plan.variant.dual_stack = dual_stack;
+            for command in [api_server, controller_manager] {
+                let expected = format!("--service-cluster-ip-range={expected}");
+                assert!(command(&plan, Path::new("/bin")).contains(&expected), "{expected}");
+            }
         }
     }
 

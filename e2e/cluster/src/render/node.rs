@@ -1,6 +1,7 @@
 //! A node: configuration of containerd, kubelet, kube-proxy and the pod network.
 
 use std::{
+    fmt::Display,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
@@ -33,7 +34,7 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
         ("config", folder("kubelet.yaml")),
         ("kubeconfig", folder("kubelet.kubeconfig")),
         ("hostname-override", node.name.clone()),
-        ("node-ip", node.address.to_string()),
+        ("node-ip", plan.families(node.address, node.address6)),
     ];
     let kubelet = flags(bin.join("kubelet"), &kubelet_flags.into_iter().chain(label).collect::<Vec<_>>());
     let proxy = flags(
@@ -44,11 +45,7 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
         hostname: node.name.clone(),
         own_run: true,
         binds: node.own_folders(),
-        sysctls: vec![
-            ("net/ipv4/ip_forward".into(), "1".into()),
-            // Traffic between two pods of a node must also pass the service rules, or answers come from the wrong address.
-            ("net/bridge/bridge-nf-call-iptables".into(), "1".into()),
-        ],
+        sysctls: sysctls(plan).map(|name| (name.into(), "1".into())).collect(),
         cgroup: plan.system_cgroup(),
         path: bin.to_path_buf(),
         services: vec![
@@ -58,6 +55,14 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
             super::storage::node_service(plan, node, driver),
         ],
     }
+}
+
+/// Returns the settings of a node's network, as paths below /proc/sys, that must be 1.
+pub(crate) fn sysctls(plan: &Plan) -> impl Iterator<Item = &'static str> {
+    // Traffic between two pods of a node must also pass the service rules, or answers come from the wrong address.
+    let v4 = ["net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"];
+    let v6 = ["net/ipv6/conf/all/forwarding", "net/bridge/bridge-nf-call-ip6tables"];
+    v4.into_iter().chain(plan.variant.dual_stack.then_some(v6).into_iter().flatten())
 }
 
 /// Renders the configuration of kubelet.
@@ -126,7 +131,7 @@ pub(crate) fn kube_proxy(plan: &Plan, node: &Node) -> String {
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": text(&node.folder.join("kube-proxy.kubeconfig"))},
         "mode": "nftables",
-        "clusterCIDR": plan.pods().to_string(),
+        "clusterCIDR": plan.families(plan.pods(), plan.pods6()),
         // Limits of the connection table are settings of the host, not of a network namespace.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         "oomScoreAdj": 0,
@@ -181,7 +186,11 @@ esac
 /// Renders the CNI configuration: a bridge per node, addresses from the node's part of the pod network, and additional
 /// networks on request.
 #[must_use]
-pub(crate) fn cni(node: &Node) -> String {
+pub(crate) fn cni(plan: &Plan, node: &Node) -> String {
+    let mut ranges = vec![json!([{"subnet": node.pods.to_string()}])];
+    if plan.variant.dual_stack {
+        ranges.push(json!([{"subnet": node.pods6.to_string()}]));
+    }
     format!(
         "{:#}\n",
         json!({
@@ -200,7 +209,7 @@ pub(crate) fn cni(node: &Node) -> String {
                     "isDefaultGateway": true,
                     "hairpinMode": true,
                     "ipMasq": false,
-                    "ipam": {"type": "host-local", "ranges": [[{"subnet": node.pods.to_string()}]]},
+                    "ipam": {"type": "host-local", "ranges": ranges},
                 },
                 {"type": "portmap", "capabilities": {"portMappings": true}, "backend": "nftables"},
             ],
@@ -272,17 +281,22 @@ pub(crate) fn registry(plan: &Plan) -> String {
 /// node's address, because there is no route back to pods.
 #[must_use]
 pub(crate) fn nat(plan: &Plan, node: &Node) -> String {
-    format!(
-        "table ip ferrovirt-cluster {{
+    let table = |family: &str, own: &dyn Display, all: &dyn Display| {
+        format!(
+            "table {family} ferrovirt-cluster {{
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
-    ip saddr {own} ip daddr != {all} oifname \"eth0\" masquerade
+    {family} saddr {own} {family} daddr != {all} oifname \"eth0\" masquerade
   }}
 }}
-",
-        own = node.pods,
-        all = plan.pods(),
-    )
+"
+        )
+    };
+    let mut rules = table("ip", &node.pods, &plan.pods());
+    if plan.variant.dual_stack {
+        rules.push_str(&table("ip6", &node.pods6, &plan.pods6()));
+    }
+    rules
 }
 
 #[cfg(test)]
@@ -340,13 +354,31 @@ mod tests {
 
     #[test]
     fn pod_addresses_come_from_the_nodes_part() {
-        let value: serde_json::Value = serde_json::from_str(&cni(&plan().node(2))).unwrap();
-        assert_eq!(value["plugins"][1]["ipam"]["ranges"][0][0]["subnet"], "10.211.2.0/24");
+        let value: serde_json::Value = serde_json::from_str(&cni(&plan(), &plan().node(2))).unwrap();
+        assert_eq!(value["plugins"][1]["ipam"]["ranges"], json!([[{"subnet": "10.211.2.0/24"}]]));
+    }
+
+    #[test]
+    fn node_of_a_cluster_with_both_families_has_both() {
+        let mut plan = plan();
+        plan.variant.dual_stack = true;
+        let node = plan.vm_node();
+        let value: serde_json::Value = serde_json::from_str(&cni(&plan, &node)).unwrap();
+        let ranges = json!([[{"subnet": "10.211.21.0/24"}], [{"subnet": "fd66:7600:0:115::/64"}]]);
+        assert_eq!(value["plugins"][1]["ipam"]["ranges"], ranges);
+        let value: serde_json::Value = serde_json::from_str(&kube_proxy(&plan, &node)).unwrap();
+        assert_eq!(value["clusterCIDR"], "10.211.0.0/16,fd66:7600:0:100::/56");
+        let init = init(&plan, &node, Path::new("/opt/bin"), Path::new("/opt/csi-driver"));
+        let command = init.services[2].command.join(" ");
+        assert!(command.contains("--node-ip=10.210.0.31,fd66:7600::25"), "{command}");
+        assert!(init.sysctls.iter().any(|(name, _)| name == "net/bridge/bridge-nf-call-ip6tables"));
+        let rules = nat(&plan, &node);
+        assert!(rules.contains("ip6 saddr fd66:7600:0:115::/64 ip6 daddr != fd66:7600:0:100::/56 oifname"), "{rules}");
     }
 
     #[test]
     fn multus_runs_only_for_pods_with_additional_networks() {
-        let value: serde_json::Value = serde_json::from_str(&cni(&plan().node(1))).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&cni(&plan(), &plan().node(1))).unwrap();
         assert_eq!(value["plugins"][0]["kubeconfig"], "/src/build/cluster/node-1/multus.kubeconfig");
         let folder = std::env::temp_dir().join(format!("ferrovirt-networks-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

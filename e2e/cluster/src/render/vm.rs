@@ -17,10 +17,12 @@ pub(crate) const DISK: &str = "/opt/cluster";
 pub(crate) const DISK_LABEL: &str = "cluster";
 /// Socket of the guest agent, inside the mount namespace of the node's first process.
 pub(crate) const AGENT_SOCKET: &str = "/run/agent.sock";
-/// Memory of the VM in MiB.
-const MEMORY: u32 = 3072;
+/// Huge pages of 2 MiB, for one guest of 128 MiB.
+const HUGE_PAGES: u32 = 64;
+/// Memory of the VM in MiB: 3 GiB and the huge pages.
+const MEMORY: u32 = 3072 + 2 * HUGE_PAGES;
 
-/// Arguments of the kernel. Those after `net.ifnames` save time under emulation; see the README of the guests.
+/// Further arguments of the kernel. Those after `net.ifnames` save time under emulation; see the README of the guests.
 const KERNEL_ARGUMENTS: &str = "root=LABEL=node rw console=ttyS0 net.ifnames=0 cryptomgr.notests noreplace-smp \
     init_on_alloc=0 clearcpuid=erms nokaslr initcall_blacklist=jent_mod_init,crypto_kdf108_init,init_encrypted,\
     load_system_certificate_list,trace_eval_init,tracer_init_tracefs,init_kprobe_trace,ftrace_check_for_weak_functions";
@@ -87,7 +89,8 @@ fn qemu(plan: &Plan, node: &Node, files: &Files<'_>) -> Vec<String> {
     option("display", "none".into());
     option("kernel", text(&files.kernel.join("vmlinuz")));
     option("initrd", text(&files.kernel.join("initrd")));
-    option("append", KERNEL_ARGUMENTS.into());
+    // Reserved at the start: kubelet counts them when it starts.
+    option("append", format!("{KERNEL_ARGUMENTS} hugepages={HUGE_PAGES}"));
     option("drive", format!("file={},format=qcow2,if=virtio,cache=unsafe", files.overlay.display()));
     option("drive", format!("file={},format=raw,if=virtio,readonly=on", files.disk.display()));
     for (index, tap) in TAPS.iter().enumerate() {
@@ -150,9 +153,10 @@ until test -e /sys/class/net/eth0 && test -e /sys/class/net/eth1; do sleep 0.2; 
 ip link set eth1 name {LAN_PORT}
 ip -batch {DISK}/network
 nft -f {DISK}/nat
-sysctl --quiet net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 fs.inotify.max_user_instances=1024
+sysctl --quiet{settings} fs.inotify.max_user_instances=1024
 ",
         name = node.name,
+        settings = super::node::sysctls(plan).map(|name| format!(" {}=1", name.replace('/', "."))).collect::<String>(),
     );
     for (tag, path) in shares(plan, node) {
         let path = path.display();
@@ -235,7 +239,8 @@ mod tests {
             let files = Files { qemu: path, kernel: path, overlay: path, disk: path, kvm };
             qemu(&plan, &plan.vm_node(), &files).join(" ")
         };
-        assert!(command(false).contains("-accel tcg,tb-size=512 -cpu max -m 3072"));
+        assert!(command(false).contains("-accel tcg,tb-size=512 -cpu max -m 3200"));
+        assert!(command(false).contains(" hugepages=64 "));
         assert!(command(true).contains("-accel kvm -cpu host"));
         assert!(!command(false).contains(" -smp "));
         assert!(command(false).contains("path=/src/build/cluster-3/shared,security_model=none"));
@@ -258,6 +263,13 @@ mod tests {
         let script = setup(&plan, &plan.vm_node(), &services);
         assert!(script.ends_with("systemctl start --no-block containerd kube-proxy kubelet csi-driver journal\n"));
         assert!(script.contains("cache=none logs /src/build/cluster-3/logs/node-vm\n"));
+        let forwards = |dual_stack| {
+            let mut plan = plan.clone();
+            plan.variant.dual_stack = dual_stack;
+            setup(&plan, &plan.vm_node(), &services).contains(" net.ipv6.conf.all.forwarding=1 ")
+        };
+        assert_eq!([false, true].map(forwards), [false, true]);
+        assert!(script.contains(" net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 fs."));
     }
 
     #[test]
