@@ -30,6 +30,12 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ),
     ("a node with 64 huge pages", "a host can refuse to reserve them"),
     (
+        "nodes with both address families",
+        "clusters of `cluster up --dual-stack` have them; `make node-test` runs the story on one",
+    ),
+    ("foreign cluster: nodes with both address families", "most clusters have one family"),
+    ("a node with a processor of another vendor", "the processor of the host can be that of the node in a VM"),
+    (
         "a node with huge pages and a static CPU manager",
         "it needs a cluster of its own: `FERROVIRT_STATIC_CPUS=node-2 make up`",
     ),

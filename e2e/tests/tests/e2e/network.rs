@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, story};
+use anyhow::{Context, Result, anyhow, ensure};
+use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, skip, story};
+use serde_json::{Value, json};
 
-use crate::manifests;
+use crate::{manifests, moves};
 
 #[test]
 fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
@@ -70,7 +71,62 @@ async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str,
     Ok(())
 }
 
-/// Returns the page that a pod gets through the Service.
+#[test]
+fn guest_answers_over_both_address_families() {
+    story("dual-stack", async |s| {
+        let (node, _) = s.one_node().await?;
+        if !s.cluster_api("Node").get(&node).await?.data["spec"]["podCIDRs"].to_string().contains(':') {
+            return skip("nodes with both address families");
+        }
+        s.apply(&moves::vm("box", "Always")).await?;
+        s.toolbox("visitor").await?;
+        let expose = ["expose", "vm", "box", "--name=box", "--port=80", "--target-port=8080"];
+        s.virt(&[&expose[..], &["--ip-family-policy=RequireDualStack"]].concat()).await?;
+        s.wait_running("box").await?;
+        let visitor = addresses(&s.get("Pod", "visitor").await?["status"]["podIPs"])?;
+        let own = addresses(&s.launcher_pod("box").await?["status"]["podIPs"])?;
+        let has_both = |vmi: &Value| vmi["status"]["interfaces"][0]["ipAddresses"] == json!(own);
+        s.wait("vmi", "box", "show the addresses of its pod", TIMEOUT, has_both).await?;
+
+        let mut console = s.console("box")?;
+        console.login("root", "ferrovirt").await?;
+        // The lease for IPv4 removes other addresses. Guests get the gateway of IPv6 from cloud-init.
+        let configure = "for look in $(seq 100); do ip -4 -o addr show dev eth0 | grep -q inet && break; \
+             usleep 300000; done; ip addr add fd10:0:2::2/120 dev eth0 && ip -6 route add default via fd10:0:2::1 dev eth0";
+        console.output(configure).await?;
+        for address in &visitor {
+            let ping = format!(
+                "n=0; until ping -c 1 -W 3 {address}; do n=$((n+1)); [ $n -lt 10 ] || break; sleep 1; done; [ $n -lt 10 ]"
+            );
+            console.output(&ping).await.with_context(|| format!("reach {address}"))?;
+        }
+        console.output("mkdir -p /www && echo both-work > /www/index.html && httpd -p 8080 -h /www").await?;
+        console.leave().await?;
+        let service = addresses(&s.get("Service", "box").await?["spec"]["clusterIPs"])?;
+        let pages =
+            own.iter().map(|address| format!("{}:8080", host(address))).chain(service.iter().map(|one| host(one)));
+        for page in pages {
+            let found = visited(s, &page).await.with_context(|| page.clone())?;
+            ensure!(found.trim() == "both-work", "{page}: {found:?}");
+        }
+        Ok(())
+    });
+}
+
+/// Returns an address of each family from a list of texts or of objects with the member `ip`.
+fn addresses(list: &Value) -> Result<[String; 2]> {
+    let found = list.as_array().into_iter().flatten();
+    let found = found.filter_map(|one| one.as_str().or(one["ip"].as_str()).map(str::to_owned));
+    let found: Vec<String> = found.collect();
+    found.try_into().map_err(|found: Vec<String>| anyhow!("not an address of each family: {found:?}"))
+}
+
+/// Returns an address as the host of a URL.
+fn host(address: &str) -> String {
+    if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
+}
+
+/// Returns the page that a pod gets through the Service, or from an address.
 pub(crate) async fn visited(s: &Story, service: &str) -> Result<String> {
     let url = format!("http://{service}/");
     let deadline = tokio::time::Instant::now() + TIMEOUT;

@@ -5,21 +5,28 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
-    Console, Story,
+    Console, Story, is_true, skip,
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story_alone,
 };
-use kube::api::{Patch, PatchParams};
+use kube::{
+    ResourceExt,
+    api::{ListParams, Patch, PatchParams},
+};
 use serde_json::{Value, json};
 
 use crate::{
     hotplug::{HELPERS, run, wait_phase},
-    live_resize, manifests, virt_handlers,
+    live_resize, manifests,
+    moves::{self, CHANGE_MEMORY, begin, slow, with_policy, with_spec},
+    virt_handlers,
+    witness::Witness,
 };
 
 const MINUTES: Duration = Duration::from_secs(120);
 /// Files of a container's cgroup that the stories print.
-const FILES: &str = "memory.max memory.current cpu.max cpu.weight cpuset.cpus.effective pids.max";
+const FILES: &str = "memory.max memory.current cpu.max cpu.weight cpuset.cpus.effective pids.max \
+                     hugetlb.2MB.max hugetlb.2MB.current";
 
 /// Returns name and host name of the node.
 async fn node(s: &Story) -> Result<(String, String)> {
@@ -264,6 +271,60 @@ fn vm_is_started_again_after_its_container_was_out_of_memory() {
     });
 }
 
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn guest_has_its_memory_in_huge_pages() {
+    story_alone("vm-huge-pages", async |s| {
+        let (node, hostname) = node(s).await?;
+        let memory = "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}";
+        s.apply(&manifests::kernel_vm_on(&hostname, "box").replace("memory: {guest: 128Mi}", memory)).await?;
+        s.wait_running("box").await?;
+        logged_in(s).await?.leave().await?;
+        let files = cgroup(s, "box").await?;
+        eprintln!("{}", on_host(s, &node, "grep -i huge /proc/meminfo").await?);
+        ensure!(value(&files, "hugetlb.2MB.max")?.parse::<u64>()? == 128 << 20, "{files}");
+        ensure!(value(&files, "hugetlb.2MB.current")?.parse::<u64>()? > 0, "the guest has no huge page: {files}");
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn guest_under_kvm_stays_where_no_other_node_has_its_processor() {
+    story_alone("vm-stays", async |s| {
+        let (node, hostname) = node(s).await?;
+        let nodes = s.cluster_api("Node");
+        let labels = nodes.get(&node).await?.labels().clone();
+        let vendor = labels.keys().find(|key| key.starts_with("cpu-vendor.node.kubevirt.io/")).context("no vendor")?;
+        if nodes.list(&ListParams::default().labels(vendor)).await?.items.len() > 1 {
+            return skip("a node with a processor of another vendor");
+        }
+        let vm =
+            with_spec(&moves::vm("box", "Always"), &format!("nodeSelector: {{kubernetes.io/hostname: {hostname}}}"));
+        s.apply(&vm).await?;
+        s.wait_running("box").await?;
+        let mut guest = logged_in(s).await?;
+        let witness = Witness::start(&mut guest).await?;
+        guest.leave().await?;
+        cgroup(s, "box").await?;
+        let_leave(s).await?;
+        s.wait("vmi", "box", "be migratable", MINUTES, |vmi| is_true(vmi, "LiveMigratable")).await?;
+        let migration = begin(s, "box").await?;
+        let waits = |vmim: &Value| live_resize::condition(vmim, "migrationWaiting").is_some();
+        let vmim = s.wait("vmim", &migration, "say what it waits for", MINUTES, waits).await?;
+        let waiting = live_resize::condition(&vmim, "migrationWaiting").context("no condition")?;
+        eprintln!("{waiting}");
+        ensure!(waiting["reason"] == "TargetPodUnschedulable", "{waiting}");
+        s.delete("vmim", &migration).await?;
+        s.wait_gone("vmim", &migration, MINUTES).await?;
+        let mut guest = moves::console(s, "box").await?;
+        Witness::goes_on(&mut guest, &witness).await?;
+        guest.leave().await?;
+        ensure!(s.node_of("box").await? == node, "the VMI has left the node");
+        Ok(())
+    });
+}
+
 /// Sets software emulation for VMIs that start from now on.
 async fn emulate(s: &Story, on: bool) -> Result<()> {
     let patch = json!({"spec": {"configuration": {"developerConfiguration": {"useEmulation": on}}}});
@@ -271,34 +332,51 @@ async fn emulate(s: &Story, on: bool) -> Result<()> {
     Ok(())
 }
 
+/// Runs a body whose VMIs are emulated, and deletes them.
+async fn emulated(s: &Story, body: impl AsyncFnOnce(&Story) -> Result<()>) -> Result<()> {
+    emulate(s, true).await?;
+    let outcome = body(s).await;
+    delete_vmis_after(s, &outcome).await?;
+    emulate(s, false).await?;
+    outcome
+}
+
+/// Removes the node selector of the VM and its VMI, which may move then.
+async fn let_leave(s: &Story) -> Result<()> {
+    let anywhere = json!({"spec": {"template": {"spec": {"nodeSelector": null}}}});
+    s.api("vm").patch("box", &PatchParams::default(), &Patch::Merge(&anywhere)).await?;
+    s.wait("vmi", "box", "take the node selector over", MINUTES, |vmi| vmi["spec"]["nodeSelector"].is_null())
+        .await
+        .map(drop)
+}
+
+/// Begins a migration to a node, in clusters with any number of nodes.
+async fn migrate_to(s: &Story, node: &str) -> Result<()> {
+    let selector = format!("--added-node-selector=kubernetes.io/hostname={node}");
+    s.virt(&["migrate", "box", &selector]).await.map(drop)
+}
+
+/// Starts a VM that may move on the other node: emulated there, the guest starts in seconds.
+async fn start_on_other_node(s: &Story) -> Result<Console> {
+    s.apply(&with_spec(&moves::vm("box", "Always"), "nodeSelector: {kubernetes.io/hostname: node-1}")).await?;
+    s.wait_running("box").await?;
+    let_leave(s).await?;
+    logged_in(s).await
+}
+
 #[test]
 #[ignore = "needs the node in a VM: make node-test"]
 fn vm_moves_between_nodes_of_both_cgroup_versions() {
-    story_alone("vm-moves", async |s| {
-        emulate(s, true).await?;
-        let moved = moved(s).await;
-        delete_vmis_after(s, &moved).await?;
-        emulate(s, false).await?;
-        moved
-    });
+    story_alone("vm-moves", async |s| emulated(s, moved).await);
 }
 
 async fn moved(s: &Story) -> Result<()> {
     let (node, _) = node(s).await?;
-    // The other node: emulated there, the guest starts in seconds.
-    let other = "      nodeSelector: {kubernetes.io/hostname: node-1}\n      terminationGracePeriodSeconds: 30\n";
-    let vm = manifests::masqueraded("box", "Always").replace("      terminationGracePeriodSeconds: 30\n", other);
-    s.apply(&vm).await?;
-    s.wait_running("box").await?;
-    let mut console = logged_in(s).await?;
+    let mut console = start_on_other_node(s).await?;
     let boot = run(&mut console, "cat /proc/sys/kernel/random/boot_id").await?;
     console.leave().await?;
-    // The VMI may move then.
-    let anywhere = json!({"spec": {"template": {"spec": {"nodeSelector": null}}}});
-    s.api("vm").patch("box", &PatchParams::default(), &Patch::Merge(&anywhere)).await?;
-    s.wait("vmi", "box", "take the node selector over", MINUTES, |vmi| vmi["spec"]["nodeSelector"].is_null()).await?;
     for target in [node.as_str(), "node-1"] {
-        s.virt(&["migrate", "box"]).await?;
+        migrate_to(s, target).await?;
         s.wait("vmi", "box", &format!("be on {target}"), MINUTES, |vmi| {
             vmi["status"]["nodeName"] == target && vmi["status"]["migrationState"]["completed"] == true
         })
@@ -313,4 +391,31 @@ async fn moved(s: &Story) -> Result<()> {
         console.leave().await?;
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "needs the node in a VM: make node-test"]
+fn busy_guest_arrives_by_post_copy() {
+    story_alone("vm-post-copy", async |s| emulated(s, post_copied).await);
+}
+
+async fn post_copied(s: &Story) -> Result<()> {
+    let (node, _) = node(s).await?;
+    let mut guest = start_on_other_node(s).await?;
+    let witness = Witness::start(&mut guest).await?;
+    run(&mut guest, CHANGE_MEMORY).await?;
+    guest.leave().await?;
+    with_policy(s, slow(5, json!({"allowPostCopy": true})), async |_| {
+        migrate_to(s, &node).await?;
+        let ended = |vmi: &Value| vmi["status"]["migrationState"]["completed"] == true;
+        let vmi = s.wait("vmi", "box", "have moved", MINUTES, ended).await?;
+        let state = &vmi["status"]["migrationState"];
+        ensure!(state["mode"] == "PostCopy" && state["failed"] != true, "{state}");
+        s.wait("vmi", "box", "be here", MINUTES, |vmi| vmi["status"]["nodeName"] == node.as_str()).await.map(drop)
+    })
+    .await?;
+    cgroup(s, "box").await?;
+    let mut guest = moves::console(s, "box").await?;
+    Witness::goes_on(&mut guest, &witness).await?;
+    guest.leave().await
 }
