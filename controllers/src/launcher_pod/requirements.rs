@@ -42,9 +42,9 @@ fn described(key: &str) -> Option<String> {
     by_prefix.or_else(|| KEYS.iter().find(|(known, _)| *known == key).map(|(_, words)| (*words).to_owned()))
 }
 
-/// Appends the labels that no node has to the message of the scheduler.
+/// Appends the labels that no node has to the message of the scheduler. `nodes` is `no node` or `no other node`.
 #[must_use]
-pub(crate) fn with_unoffered(message: &str, labels: &[String]) -> String {
+pub(crate) fn with_unoffered(message: &str, nodes: &str, labels: &[String]) -> String {
     let mut words: Vec<String> = labels.iter().filter_map(|key| described(key)).collect();
     words.dedup();
     if words.is_empty() {
@@ -54,7 +54,7 @@ pub(crate) fn with_unoffered(message: &str, labels: &[String]) -> String {
     words.truncate(MOST);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let separator = if message.is_empty() { "" } else { "; " };
-    format!("{}{separator}no node offers {}{more}", message.trim_end_matches('.'), words.join(", "))
+    format!("{}{separator}{nodes} offers {}{more}", message.trim_end_matches('.'), words.join(", "))
 }
 
 #[cfg(test)]
@@ -79,12 +79,13 @@ mod tests {
             (vec!["kubevirt.io/sev"], "AMD SEV"),
         ] {
             let labels: Vec<String> = labels.into_iter().map(str::to_owned).collect();
-            assert_eq!(with_unoffered(scheduler, &labels), format!("{begin}{expected}"));
+            assert_eq!(with_unoffered(scheduler, "no node", &labels), format!("{begin}{expected}"));
         }
-        assert_eq!(with_unoffered(scheduler, &[]), scheduler);
-        assert_eq!(with_unoffered("", &["kubevirt.io/tdx".to_owned()]), "no node offers Intel TDX");
+        assert_eq!(with_unoffered(scheduler, "no node", &[]), scheduler);
+        let tdx = ["kubevirt.io/tdx".to_owned()];
+        assert_eq!(with_unoffered("", "no other node", &tdx), "no other node offers Intel TDX");
         let many: Vec<String> = (0..10).map(|number| format!("cpu-feature.node.kubevirt.io/f{number}")).collect();
-        assert!(with_unoffered("m", &many).ends_with("the CPU feature f7 and 2 more"));
+        assert!(with_unoffered("m", "no node", &many).ends_with("the CPU feature f7 and 2 more"));
     }
 
     #[test]

@@ -198,8 +198,10 @@ impl Controller for Migrations {
         let is_target_drained = (is_early || is_scheduled) && targets.iter().copied().any(is_drained);
         let unschedulable = targets.iter().find(|pod| is_early && pod.is_unschedulable()).zip(vmi.as_ref());
         let unoffered = unschedulable.map(|(pod, vmi)| {
+            // The pod keeps away from the node of the source, which has them.
+            let source = node.as_ref().and_then(|node| caches.nodes.get(node));
             let required = required_labels(vmi, &config).chain(pod.cpu_selector.keys().cloned());
-            required.filter(|key| !caches.offers.has(key)).collect()
+            required.filter(|key| !caches.offers.has_apart_from(key, source.as_deref())).collect()
         });
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
         Some(Observed {

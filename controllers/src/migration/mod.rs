@@ -64,7 +64,7 @@ pub(crate) struct Observed {
     pub pods: Vec<Arc<CachedPod>>,
     /// Warnings about pods that do not start.
     pub warnings: Vec<Arc<PodWarning>>,
-    /// Labels that the target pod requires and no node has, if it cannot be scheduled.
+    /// Labels that the target pod requires and no node but the source has, if it cannot be scheduled.
     pub unoffered: Vec<String>,
     /// Pods that attach claims to them.
     pub attachments: Vec<Arc<CachedAttachment>>,

@@ -98,7 +98,8 @@ fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> {
 fn for_target(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod) -> Option<Wait> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     if let Some(scheduled) = pod.scheduled.as_ref().filter(|_| pod.is_unschedulable()) {
-        let message = with_unoffered(scheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
+        let message = scheduled.message.as_deref().unwrap_or_default();
+        let message = with_unoffered(message, "no other node", &observed.unoffered);
         return Some(
             Wait::new("TargetPodUnschedulable", format!("target pod {name} has no node: {message}")).at_once(),
         );

@@ -166,6 +166,14 @@ impl Offers {
     pub(crate) fn has(&self, key: &str) -> bool {
         lock(&self.0).contains_key(&digest(key))
     }
+
+    /// Returns true if a node other than this one has this label with the value `true`.
+    #[must_use]
+    pub(crate) fn has_apart_from(&self, key: &str, node: Option<&CachedNode>) -> bool {
+        let key = digest(key);
+        let own = usize::from(node.is_some_and(|node| node.offers.contains(&key)));
+        lock(&self.0).get(&key).is_some_and(|count| *count > own)
+    }
 }
 
 #[cfg(test)]
@@ -188,6 +196,10 @@ mod tests {
         offers.follow((None, Some(&second)));
         offers.follow((Some(&first), Some(&other)));
         assert!(has("q35") && has("pc"));
+        let apart =
+            |machine: &str, node| offers.has_apart_from(&format!("machine-type.node.kubevirt.io/{machine}"), node);
+        assert!(apart("q35", Some(&other)) && apart("q35", None));
+        assert!(!apart("q35", Some(&second)) && !apart("pc", Some(&other)) && !apart("isa", None));
         offers.follow((Some(&second), None));
         assert!(!has("q35") && has("pc") && !offers.has("zone"));
         offers.follow((Some(&other), Some(&node("pc", "false"))));

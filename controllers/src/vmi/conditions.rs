@@ -188,7 +188,8 @@ fn scheduled(
         pod.or(temporary).and_then(|pod| pod.scheduled.as_ref()).filter(|condition| condition.status == "False");
     let unscheduled = unscheduled.filter(|_| *phase == VmiPhase::Scheduling || pod.is_none()).map(|unscheduled| {
         let reason = unscheduled.reason.as_deref().unwrap_or_default();
-        let message = with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), &observed.unoffered);
+        let message =
+            with_unoffered(unscheduled.message.as_deref().unwrap_or_default(), "no node", &observed.unoffered);
         Condition::new(condition::POD_SCHEDULED, false, reason, &message, now)
     });
     set_or_remove(conditions, condition::POD_SCHEDULED, unscheduled);

@@ -62,7 +62,7 @@ fn migration_says_what_it_waits_for() {
         (
             Observed { unoffered: unoffered.to_vec(), ..of(&scheduling, &unschedulable) },
             "TargetPodUnschedulable",
-            "target pod virt-launcher-m-t has no node: 0/2 nodes are available; no node offers the CPU model Haswell",
+            "target pod virt-launcher-m-t has no node: 0/2 nodes are available; no other node offers the CPU model Haswell",
         ),
         (
             Observed { warnings: warnings.to_vec(), ..of(&scheduling, &starting) },

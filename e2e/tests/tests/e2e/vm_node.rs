@@ -315,6 +315,8 @@ fn guest_under_kvm_stays_where_no_other_node_has_its_processor() {
         let waiting = live_resize::condition(&vmim, "migrationWaiting").context("no condition")?;
         eprintln!("{waiting}");
         ensure!(waiting["reason"] == "TargetPodUnschedulable", "{waiting}");
+        let message = waiting["message"].as_str().unwrap_or_default();
+        ensure!(message.contains("no other node offers "), "the processor is not named: {waiting}");
         s.delete("vmim", &migration).await?;
         s.wait_gone("vmim", &migration, MINUTES).await?;
         let mut guest = moves::console(s, "box").await?;
