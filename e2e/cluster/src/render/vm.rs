@@ -74,7 +74,8 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, files: &Files<'_>) -> I
     }
 }
 
-/// Returns the command of QEMU. One vCPU: QEMU may abort with several under emulation (its issue 1921).
+/// Returns the command of QEMU. One vCPU under emulation: QEMU may abort with several (its issue 1921). Two under KVM, of which a
+/// static CPU manager can give one to a pod.
 fn qemu(plan: &Plan, node: &Node, files: &Files<'_>) -> Vec<String> {
     let mut command = from_root(files.qemu, "usr/bin/qemu-system-x86_64");
     let mut option = |name: &str, value: String| command.extend([format!("-{name}"), value]);
@@ -85,6 +86,9 @@ fn qemu(plan: &Plan, node: &Node, files: &Files<'_>) -> Vec<String> {
     option("machine", "q35".into());
     option("accel", if files.kvm { "kvm".into() } else { "tcg,tb-size=512".to_owned() });
     option("cpu", if files.kvm { "host".into() } else { "max".to_owned() });
+    if files.kvm {
+        option("smp", "2".into());
+    }
     option("m", MEMORY.to_string());
     option("display", "none".into());
     option("kernel", text(&files.kernel.join("vmlinuz")));
@@ -232,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn qemu_has_one_processor_and_kvm_where_it_works() {
+    fn qemu_has_one_processor_or_kvm_with_two_where_it_works() {
         let plan = plan();
         let path = Path::new("/x");
         let command = |kvm| {
@@ -241,7 +245,7 @@ mod tests {
         };
         assert!(command(false).contains("-accel tcg,tb-size=512 -cpu max -m 3200"));
         assert!(command(false).contains(" hugepages=64 "));
-        assert!(command(true).contains("-accel kvm -cpu host"));
+        assert!(command(true).contains("-accel kvm -cpu host -smp 2 "));
         assert!(!command(false).contains(" -smp "));
         assert!(command(false).contains("path=/src/build/cluster-3/shared,security_model=none"));
     }
