@@ -369,7 +369,7 @@ async fn start_on_other_node(s: &Story) -> Result<Console> {
 #[test]
 #[ignore = "needs the node in a VM: make node-test"]
 fn vm_moves_between_nodes_of_both_cgroup_versions() {
-    story_alone("vm-moves", async |s| emulated(s, moved).await);
+    story_alone("vm-moves", async |s| emulated(s, async |s: &Story| moved(s).await).await);
 }
 
 async fn moved(s: &Story) -> Result<()> {
@@ -398,7 +398,7 @@ async fn moved(s: &Story) -> Result<()> {
 #[test]
 #[ignore = "needs the node in a VM: make node-test"]
 fn busy_guest_arrives_by_post_copy() {
-    story_alone("vm-post-copy", async |s| emulated(s, post_copied).await);
+    story_alone("vm-post-copy", async |s| emulated(s, async |s: &Story| post_copied(s).await).await);
 }
 
 async fn post_copied(s: &Story) -> Result<()> {
