@@ -331,6 +331,8 @@ fn guest_under_kvm_stays_where_no_other_node_has_its_processor() {
 async fn emulate(s: &Story, on: bool) -> Result<()> {
     let patch = json!({"spec": {"configuration": {"developerConfiguration": {"useEmulation": on}}}});
     s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    // Processes follow the configuration within two seconds.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     Ok(())
 }
 
