@@ -89,7 +89,7 @@ fn now() -> u64 {
 
 impl GuestAgent {
     /// Freezes all file systems, and thaws them after `thaw_after` seconds unless that is 0. Does nothing if they are
-    /// frozen. The work continues if the caller goes away, so that no freeze is left without its thaw.
+    /// frozen and will be thawed. The work continues if the caller goes away, so that no freeze is left without its thaw.
     pub(crate) async fn freeze(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
         let agent = self.clone();
         tokio::spawn(async move { agent.freeze_now(thaw_after).await }).await.map_err(|_| GuestAgentError::Busy)?
@@ -98,20 +98,20 @@ impl GuestAgent {
     /// Thaws all file systems. Does nothing if they are thawed.
     pub(crate) async fn unfreeze(&self) -> Result<(), GuestAgentError> {
         let agent = self.clone();
-        tokio::spawn(async move {
-            agent.inner.thaw_now().await?;
-            agent.thaw().disarm();
-            Ok(())
-        })
-        .await
-        .map_err(|_| GuestAgentError::Busy)?
+        tokio::spawn(async move { agent.inner.thaw_now().await }).await.map_err(|_| GuestAgentError::Busy)?
     }
 
     async fn freeze_now(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
         const COMMAND: &str = "guest-fsfreeze-freeze";
         let limit = Instant::now() + FREEZE_DEADLINE;
         let _turn = timeout_at(limit, self.inner.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
-        if self.inner.is_frozen(limit).await? || self.thaw().without_file_systems {
+        let is_told = self.thaw().without_file_systems;
+        if self.inner.is_frozen(limit).await? || is_told {
+            // By a freeze without a limit, or by another program.
+            if thaw_after > 0 && self.thaw().task.is_none() {
+                self.arm(now() + u64::from(thaw_after));
+                self.thaw().without_file_systems = is_told;
+            }
             return Ok(());
         }
         if self.inner.lacks(COMMAND) {
@@ -208,12 +208,13 @@ impl Inner {
         let limit = Instant::now() + THAW_DEADLINE;
         let _turn = timeout_at(limit, self.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
         let is_told = self.thaw.lock().unwrap_or_else(PoisonError::into_inner).without_file_systems;
-        if !self.is_frozen(limit).await? && !is_told {
-            return Ok(());
+        if self.is_frozen(limit).await? || is_told {
+            self.command("guest-fsfreeze-thaw", limit).await?;
+            self.learn(Query::Freeze, Answer::Freeze("thawed".into()));
+            tracing::info!("the guest's file systems are thawed");
         }
-        self.command("guest-fsfreeze-thaw", limit).await?;
-        self.learn(Query::Freeze, Answer::Freeze("thawed".into()));
-        tracing::info!("the guest's file systems are thawed");
+        // Before the turn ends: a freeze that follows schedules its own thaw.
+        self.thaw.lock().unwrap_or_else(PoisonError::into_inner).disarm();
         Ok(())
     }
 }
@@ -228,13 +229,7 @@ async fn thaw_later(agent: Weak<Inner>, wait: Duration) {
     for _ in 0..THAW_ATTEMPTS {
         let Some(inner) = agent.upgrade() else { return };
         match inner.thaw_now().await {
-            Ok(()) => {
-                // In a task of its own: this task must not end before the file is gone.
-                let mut thaw = inner.thaw.lock().unwrap_or_else(PoisonError::into_inner);
-                thaw.task = None;
-                thaw.disarm();
-                return;
-            }
+            Ok(()) => return,
             Err(error) => tracing::warn!(%error, "cannot thaw the file systems"),
         }
         drop(inner);

@@ -323,6 +323,21 @@ async fn a_freeze_ends_by_itself() {
 }
 
 #[tokio::test]
+async fn a_freeze_with_a_limit_ends_one_without() {
+    for has_no_file_systems in [false, true] {
+        let stage = Stage::known("limit").await;
+        stage.guest.has_no_file_systems.store(has_no_file_systems, Ordering::SeqCst);
+        stage.agent.freeze(0).await.unwrap();
+        assert!(!exists(&stage.file));
+        stage.agent.freeze(3600).await.unwrap();
+        assert_eq!(stage.guest.asked("guest-fsfreeze-freeze"), 1);
+        assert!(exists(&stage.file));
+        stage.agent.unfreeze().await.unwrap();
+        assert_eq!((stage.guest.asked("guest-fsfreeze-thaw"), exists(&stage.file)), (1, false));
+    }
+}
+
+#[tokio::test]
 async fn an_early_unfreeze_cancels_the_thaw() {
     let stage = Stage::known("cancel").await;
     stage.agent.freeze(3600).await.unwrap();
