@@ -119,6 +119,14 @@ impl VirtualMachineSnapshotContent {
             status.creation_time.is_some() && quiesce.is_none_or(|quiesce| quiesce.state != QuiesceState::Frozen)
         })
     }
+
+    /// Returns true if the status lacks a volume snapshot.
+    pub fn lacks_volumes(&self) -> bool {
+        let known = self.status.iter().flat_map(|status| &status.volume_snapshot_status);
+        let known: Vec<&str> = known.map(|known| known.volume_snapshot_name.as_str()).collect();
+        let mut named = self.spec.volume_backups.iter().filter_map(|backup| backup.volume_snapshot_name.as_deref());
+        named.any(|name| !known.contains(&name))
+    }
 }
 
 /// Treatment of the guest's file systems.

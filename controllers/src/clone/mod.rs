@@ -29,7 +29,7 @@ use api::{
     clone::{VirtualMachineClone, VirtualMachineCloneStatus},
     snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub(crate) use self::controller::Clones;
@@ -43,6 +43,8 @@ use crate::{
 const VM: &str = "VirtualMachine";
 /// Refusals in a row after which a clone fails: about three minutes.
 const ATTEMPTS: u32 = 8;
+/// Time for which a part of a snapshot can be missing.
+const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Reason under which refused writes are remembered.
 const REFUSED: &str = "CloneRefused";
 /// Characters of the UID at the end of a generated name.

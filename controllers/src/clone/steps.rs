@@ -1,5 +1,7 @@
 //! The work of each phase.
 
+use std::time::Duration;
+
 use api::{
     Condition,
     constants::GROUP,
@@ -10,10 +12,11 @@ use api::{
         restore::{VirtualMachineRestore, VirtualMachineRestoreSpec},
     },
 };
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
 use super::{
-    ATTEMPTS, Observed, REFUSED, Shown, Step, VM, checks, clones_vm, patches, restore_name, snapshot_name,
+    ATTEMPTS, Observed, PATIENCE, REFUSED, Shown, Step, VM, checks, clones_vm, patches, restore_name, snapshot_name,
     status::Phase, target_name,
 };
 use crate::runtime::{Effect, Event, Kind};
@@ -64,7 +67,13 @@ pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_
     }
     let is_ready = status.and_then(|status| status.ready_to_use) == Some(true);
     let Some(content) = observed.content.as_deref().filter(|_| is_ready) else {
-        return Ok(Step::show(Shown::works(Phase::Snapshot).snapshot(name)));
+        let waits = Step::show(Shown::works(Phase::Snapshot).snapshot(name.clone()));
+        let Some((text, since)) = loss(observed, snapshot) else { return Ok(waits) };
+        let left = Duration::try_from(PATIENCE - observed.now.duration_since(since)).ok();
+        return Ok(match left.filter(|left| !left.is_zero()) {
+            Some(left) => waits.wake(left),
+            None => failed(observed, "SnapshotFailed", format!("snapshot {name} failed: {text}")),
+        });
     };
     let Some(source) = &content.spec.source.virtual_machine else {
         return Ok(failed(observed, "SnapshotContentInvalid", format!("snapshot {name} is not one of a VM")));
@@ -78,6 +87,14 @@ pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_
     let made = observed.event("RestoreCreated", format!("created restore {restore} for clone {}", observed.name()));
     let create = create_restore(observed, &name, &restore, source)?.on_success(ready);
     Ok(Step::show(Shown::works(Phase::Restore).snapshot(name).restore(restore)).before([create, Effect::Event(made)]))
+}
+
+/// Returns why a snapshot that was taken will not be ready, and since when: its content, or a part of it, is gone.
+fn loss(observed: &Observed, snapshot: &VirtualMachineSnapshot) -> Option<(String, Timestamp)> {
+    let is_whole = observed.content.as_ref().is_some_and(|content| !content.lacks_volumes());
+    let is_lost = snapshot.is_in(snapshot::phase::SUCCEEDED) && !is_whole;
+    let error = snapshot.status.as_ref()?.error.as_ref().filter(|_| is_lost)?;
+    Some((error.message.clone().unwrap_or_default(), error.time.as_ref()?.0))
 }
 
 /// Returns the text of condition Failure.

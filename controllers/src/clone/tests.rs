@@ -246,6 +246,36 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
 }
 
 #[test]
+fn clone_fails_when_a_part_of_its_snapshot_stays_away() {
+    let error = json!({"message": "gone", "time": "2030-01-01T00:00:00Z"});
+    let broken = |phase: &str| Some(snapshot(&json!({"phase": phase, "readyToUse": false, "error": error})));
+    let with = |names: &[&str]| {
+        let mut known = (*content(&["disk"])).clone();
+        let shown: Vec<Value> = names.iter().map(|name| json!({"volumeSnapshotName": name})).collect();
+        known.status = serde_json::from_value(json!({"volumeSnapshotStatus": shown})).unwrap();
+        Some(Arc::new(known))
+    };
+    for (phase, content, minutes, fails) in [
+        ("Succeeded", None, 4, false),
+        ("Succeeded", None, 5, true),
+        ("Succeeded", with(&[]), 5, true),
+        // The storage can take its time, and an error can pass.
+        ("Succeeded", with(&["x"]), 5, false),
+        // It is made again.
+        ("InProgress", None, 5, false),
+    ] {
+        let mut observed = in_phase("SnapshotInProgress");
+        (observed.snapshot, observed.content) = (broken(phase), content);
+        observed.now = format!("2030-01-01T00:0{minutes}:00Z").parse().unwrap();
+        let (_, status) = decided(&observed);
+        assert_eq!(status["phase"] == "Failed", fails, "{phase} {minutes}");
+        if fails {
+            assert_eq!(status["conditions"][1]["message"], "snapshot tmp-snapshot-clone-uid failed: gone");
+        }
+    }
+}
+
+#[test]
 fn clone_of_a_snapshot_keeps_it() {
     let source = json!({"apiGroup": "snapshot.kubevirt.io", "kind": "VirtualMachineSnapshot", "name": "mine"});
     let mut observed = observed(&json!({"spec": {"source": source}}));

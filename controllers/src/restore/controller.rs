@@ -91,10 +91,13 @@ impl Controller for Restores {
         let claims = caches.claims_named(&own, claim_names(&restore, content.as_deref()));
         let volumes = restore.status.iter().flat_map(|status| &status.deleted_data_volumes).cloned();
         let volumes = volumes.chain(claims.values().filter_map(|claim| Some(claim.data_volume()?.0.to_owned())));
-        let classes = claims.values().filter_map(|claim| claim.storage_class.clone());
-        let captured = content.as_ref().and_then(|known| known.spec.source.virtual_machine.as_ref()?.spec.as_ref());
-        let snapshot_name = &restore.spec.virtual_machine_snapshot_name;
-        let copies = captured.map(|spec| target::copy_names(spec, snapshot_name, &target.name));
+        let backups = content.as_deref().into_iter().flat_map(|content| &content.spec.volume_backups);
+        let captured_classes =
+            backups.filter_map(|backup| backup.persistent_volume_claim.spec.as_ref()?.storage_class_name.clone());
+        let classes = claims.values().filter_map(|claim| claim.storage_class.clone()).chain(captured_classes);
+        let captured = content.as_ref().and_then(|known| known.spec.source.virtual_machine.as_ref());
+        let captured = captured.zip(snapshot.as_ref());
+        let copies = captured.map(|(vm, snapshot)| target::copy_names(vm, &snapshot.metadata, &target.name));
         Some(Observed {
             vm: caches.vms.get(&target),
             // After the lease was read, so that a VMI is seen whose pod was created before.

@@ -57,7 +57,7 @@ use crate::{
 const ATTEMPTS: u32 = 8;
 /// Reason under which refused writes are remembered.
 const REFUSED: &str = "RestoreRefused";
-/// Time for which a restore that holds the lease waits for what is missing.
+/// Time for which a restore that holds the lease, or makes claims for a new VM, waits for what is missing.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Time between two looks at claims that are made or deleted.
 const RETRY: Duration = Duration::from_secs(10);
@@ -315,11 +315,17 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     }
 }
 
-/// Shows what is missing. A restore that holds the lease keeps its VM from starting, so that it does not wait for ever, unless the VM has
-/// lost disks already.
+/// Shows what is missing. A restore that holds the lease keeps its VM from starting, and one of a new VM its clone from ending, so that they
+/// do not wait for ever, unless the VM has lost disks already.
 fn hindered(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
     let lease = observed.vm.as_ref().and_then(|vm| vm.status.as_ref()?.operation.as_ref());
-    let held = lease.filter(|_| observed.holds_lease()).and_then(|lease| lease.since.as_ref());
+    let held = match &observed.vm {
+        Some(_) => lease.filter(|_| observed.holds_lease()).and_then(|lease| lease.since.as_ref()),
+        None => {
+            let created = observed.restore.metadata.creation_timestamp.as_ref();
+            created.filter(|_| !observed.status().restores.is_empty())
+        }
+    };
     let Some(held) = held.filter(|_| may_fail(observed)) else { return Ok(Step::show(Shown::error(text)).wake(RETRY)) };
     let since = status::hindered_since(observed).map_or(observed.now, |since| since.max(held.0));
     match Duration::try_from(PATIENCE - observed.now.duration_since(since)).ok().filter(|left| !left.is_zero()) {

@@ -2,7 +2,8 @@
 
 use admission::rules::patches;
 use api::{
-    RunStrategy, VirtualMachine, VirtualMachineSpec, constants::annotation, instancetype::matcher::Role, names, owner,
+    RunStrategy, VirtualMachine, VirtualMachineSpec, constants::annotation, instancetype::matcher::Role, owner,
+    snapshot::content::SourceVirtualMachine,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -10,6 +11,7 @@ use super::{Observed, REFUSED, Source, volumes};
 use crate::{
     owned_vmis::firmware_uuid,
     runtime::{Effect, Kind, RevisionCopy},
+    snapshot::restored_copy_name,
 };
 
 /// Annotations of a captured VM that a new one does not get.
@@ -52,7 +54,7 @@ pub(super) struct Copied {
 fn captured(observed: &Observed, source: Source<'_>) -> (VirtualMachineSpec, Vec<Copied>) {
     let mut spec = source.vm.spec.clone().unwrap_or_default();
     volumes::rename(&mut spec, &observed.status().restores);
-    let snapshot = source.snapshot.metadata.name.as_deref().unwrap_or_default();
+    let former = source.vm.metadata.name.as_deref().unwrap_or_default();
     let mut copies = Vec::new();
     for role in Role::ALL {
         let revision = match role {
@@ -60,8 +62,7 @@ fn captured(observed: &Observed, source: Source<'_>) -> (VirtualMachineSpec, Vec
             Role::Preference => spec.preference.as_mut().map(|matcher| &mut matcher.revision_name),
         };
         let Some(Some(revision)) = revision else { continue };
-        // One that a user made belongs to nobody, and stays.
-        let name = names::object_name(&revision.replacen(snapshot, observed.target(), 1), "");
+        let name = restored_copy_name(revision, former, &source.snapshot.metadata, observed.target());
         if name != *revision {
             copies.push(Copied { kept: std::mem::replace(revision, name.clone()), name });
         }
@@ -75,11 +76,12 @@ pub(super) fn copies(observed: &Observed, source: Source<'_>) -> Vec<Copied> {
 }
 
 /// Returns the names of all copies that a restore reads.
-pub(super) fn copy_names(spec: &VirtualMachineSpec, snapshot: &str, target: &str) -> Vec<String> {
-    let instancetype = spec.instancetype.as_ref().and_then(|matcher| matcher.revision_name.clone());
-    let preference = spec.preference.as_ref().and_then(|matcher| matcher.revision_name.clone());
+pub(super) fn copy_names(vm: &SourceVirtualMachine, snapshot: &ObjectMeta, target: &str) -> Vec<String> {
+    let former = vm.metadata.name.as_deref().unwrap_or_default();
+    let instancetype = vm.spec.as_ref().and_then(|spec| spec.instancetype.as_ref()?.revision_name.clone());
+    let preference = vm.spec.as_ref().and_then(|spec| spec.preference.as_ref()?.revision_name.clone());
     let kept = instancetype.into_iter().chain(preference);
-    kept.flat_map(|name| [names::object_name(&name.replacen(snapshot, target, 1), ""), name]).collect()
+    kept.flat_map(|name| [restored_copy_name(&name, former, snapshot, target), name]).collect()
 }
 
 /// Returns the creation of the copies that the VM lacks.

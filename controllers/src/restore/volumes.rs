@@ -227,7 +227,7 @@ pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
 pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progress, serde_json::Error> {
     let (mut effects, mut waits) = (Vec::new(), false);
     let restores = observed.status().restores;
-    // All snapshots must be there before the first claim is replaced.
+    // All snapshots and storage classes must be there before the first claim is replaced.
     for restored in &restores {
         let name = &restored.volume_snapshot_name;
         let is_made =
@@ -238,7 +238,11 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
             Some(snapshot) if !snapshot.ready => {
                 return Ok(Progress::Hindered(format!("VolumeSnapshot {name} not ready")));
             }
-            Some(_) => {}
+            Some(_) => {
+                if let Some(class) = missing_class(observed, source, restored) {
+                    return Ok(Progress::Hindered(format!("StorageClass {class} does not exist")));
+                }
+            }
         }
     }
     for restored in &restores {
@@ -272,6 +276,14 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
         }
     }
     Ok(if waits { Progress::Works(effects) } else { Progress::Made })
+}
+
+/// Returns the storage class of a restored claim if it does not exist any more: the claim would never be bound.
+fn missing_class<'a>(observed: &Observed, source: Source<'a>, restored: &VolumeRestore) -> Option<&'a str> {
+    let mut backups = source.content.spec.volume_backups.iter();
+    let backup = backups.find(|backup| backup.volume_name == restored.volume_name)?;
+    let class = backup.persistent_volume_claim.spec.as_ref()?.storage_class_name.as_deref()?;
+    (!class.is_empty() && !observed.classes.contains_key(class)).then_some(class)
 }
 
 /// Returns true if the claim is bound when a pod uses it.

@@ -3,6 +3,7 @@
 use api::{
     VirtualMachine, VirtualMachineSpec, VirtualMachineStatus,
     constants::{condition, finalizer},
+    names,
     snapshot::content::{
         SourceClaim, SourceSpec, SourceVirtualMachine, VirtualMachineSnapshotContent,
         VirtualMachineSnapshotContentSpec, VolumeBackup,
@@ -59,7 +60,8 @@ fn backups(observed: &Observed) -> Vec<VolumeBackup> {
             // Completed when the content is created.
             persistent_volume_claim: SourceClaim { metadata: identity(volume), spec: None },
             volume_name: volume.name.clone(),
-            volume_snapshot_name: Some(format!("vmsnapshot-{uid}-volume-{}", volume.name)),
+            // The volume with the state of a VM has the name of the VM, which can be long.
+            volume_snapshot_name: Some(names::object_name(&format!("vmsnapshot-{uid}-volume-{}", volume.name), "")),
         })
         .collect()
 }
@@ -77,11 +79,10 @@ fn copy_revisions(snapshot: &ObjectMeta, vm: &VirtualMachine, spec: &mut Virtual
         reference.name.clone().filter(|name| !name.is_empty())
     };
     let vm_name = vm.metadata.name.as_deref().unwrap_or_default();
-    let snapshot_name = snapshot.name.as_deref().unwrap_or_default();
     let mut copies = Vec::new();
     let mut copy = |revision: &mut Option<String>, used: Option<String>| {
         let Some(source) = used.or_else(|| revision.clone().filter(|name| !name.is_empty())) else { return };
-        let name = source.replacen(vm_name, snapshot_name, 1);
+        let name = copy_name(&source, vm_name, snapshot);
         copies.push(RevisionCopy {
             namespace: snapshot.namespace.clone().unwrap_or_default(),
             source,
@@ -97,4 +98,25 @@ fn copy_revisions(snapshot: &ObjectMeta, vm: &VirtualMachine, spec: &mut Virtual
         copy(&mut matcher.revision_name, in_use(|status| status.preference_ref.as_ref()));
     }
     copies
+}
+
+/// Returns the name of a snapshot's copy of a revision: as in KubeVirt that of the revision with the snapshot in place of the VM. If that is the
+/// revision itself, which can go with the VM, or too long, the name ends with a hash of the snapshot.
+fn copy_name(revision: &str, vm: &str, snapshot: &ObjectMeta) -> String {
+    let name = revision.replacen(vm, snapshot.name.as_deref().unwrap_or_default(), 1);
+    let is_usable = name != revision && names::object_name(&name, "") == name;
+    if is_usable { name } else { names::object_name(revision, &copy_end(snapshot)) }
+}
+
+fn copy_end(snapshot: &ObjectMeta) -> String {
+    format!("-{}", names::hash(snapshot.uid.as_deref().unwrap_or_default()))
+}
+
+/// Returns the name that the copy of a snapshot has for a restored VM. `vm`: name of the captured VM.
+pub(crate) fn restored_copy_name(copy: &str, vm: &str, snapshot: &ObjectMeta, target: &str) -> String {
+    let name = match copy.strip_suffix(copy_end(snapshot).as_str()) {
+        Some(revision) => revision.replacen(vm, target, 1),
+        None => copy.replacen(snapshot.name.as_deref().unwrap_or_default(), target, 1),
+    };
+    names::object_name(&name, "")
 }

@@ -31,6 +31,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 pub(crate) use self::{
+    captured::restored_copy_name,
     content::SnapshotContents,
     controller::Snapshots,
     source::{SourceVolume, state_claim, state_volume},

@@ -286,6 +286,29 @@ fn content_has_the_claims_with_classes_and_the_copies_in_use() {
 }
 
 #[test]
+fn names_of_a_content_fit_and_differ_from_those_of_the_vm() {
+    let end = format!("-{}", api::names::hash("u"));
+    let long = "s".repeat(250);
+    for (snapshot_name, revision, copy) in [
+        ("s", "v-small-1", "s-small-1".to_owned()),
+        // That of the VM goes with the VM, and that of a user when the user wants.
+        ("v", "v-small-1", format!("v-small-1{end}")),
+        ("s", "mine", format!("mine{end}")),
+        (long.as_str(), "v-small-1", format!("v-small-1{end}")),
+    ] {
+        let vm = vm(&json!({
+            "spec": {"instancetype": {"name": "small"}},
+            "status": {"instancetypeRef": {"controllerRevisionRef": {"name": revision}}},
+        }));
+        let mut observed = observed(snapshot(&json!({"metadata": {"name": snapshot_name}})), None, None);
+        observed.volumes[0].name = format!("persistent-state-for-{}", "v".repeat(253));
+        let (copies, creation) = captured::content(&observed, &vm);
+        assert_eq!(copies[0].name, copy, "{revision}");
+        assert!(creation.content.spec.volume_backups[0].volume_snapshot_name.as_ref().unwrap().len() <= 253);
+    }
+}
+
+#[test]
 fn state_of_a_vm_is_part_of_its_snapshots_whatever_asked_for_it() {
     // A preference can ask for a TPM that is kept, which the template does not show.
     let caches = crate::resources::Caches::default();

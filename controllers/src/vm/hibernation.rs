@@ -175,6 +175,11 @@ fn next(
         },
         // Its end was noticed before.
         Phase::Hibernated if phase == Some(&SavedMemoryPhase::Restored) => Ok(to(Phase::Removing, None)),
+        // The VMI of a start would wait for it without end.
+        Phase::Hibernated if observed.hibernation_claim.is_none() => Ok(to(
+            Phase::Hibernated,
+            Some(format!("PVC {} not found: restore it, or discard the saved memory to boot", known.claim_name)),
+        )),
         Phase::Hibernated => Ok((vmi.is_none() && is_started(vm)).then(|| to(Phase::Resuming, None)).flatten()),
         Phase::Resuming => Ok(match phase {
             Some(SavedMemoryPhase::Restored) => to(Phase::Removing, None),

@@ -1,5 +1,7 @@
 //! Tests of restores that meet other operations, other owners of claims, and objects that are gone.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::*;
 use crate::resources::instancetype_revisions::InstancetypeRevision;
 
@@ -80,6 +82,22 @@ fn restore_that_holds_its_vm_does_not_wait_for_ever() {
         assert!(!without("14", early, lose) && without("15", early, lose));
         // The error was there before the lease.
         assert!(!without("15", "2030-01-01T00:14:00Z", lose));
+    }
+    // A new VM has no lease, but its clone waits.
+    for (lose, status, fails) in [
+        (&(|o: &mut Observed| drop(o.volume_snapshots.remove("snap-data"))) as &dyn Fn(&mut Observed), named(), true),
+        (&|o| o.classes.clear(), named(), true),
+        // Nothing was begun.
+        (&|o| o.snapshot = None, json!({}), false),
+    ] {
+        let mut change = status;
+        change["status"]["conditions"] = since.clone();
+        let mut observed = observed(&change);
+        (observed.vm, observed.now) = (None, "2030-01-01T00:14:00Z".parse().unwrap());
+        lose(&mut observed);
+        assert!(!texts(&observed)[2].starts_with("True"));
+        observed.now = "2030-01-01T00:15:00Z".parse().unwrap();
+        assert_eq!(texts(&observed)[2].starts_with("True"), fails);
     }
     // A VM that has lost a disk gets it back.
     let mut begun = in_place();
@@ -227,6 +245,22 @@ fn copies_of_instance_types_are_reused_or_made_again() {
         let deleted =
             effects.iter().any(|effect| matches!(effect, Effect::Delete { kind: Kind::ControllerRevision, .. }));
         assert_eq!((copies, deleted), (usize::from(made.is_some()), made == Some(true)), "{present:?}");
+    }
+}
+
+#[test]
+fn copies_that_a_snapshot_named_by_its_uid_get_the_former_name() {
+    let snapshot = ObjectMeta { name: Some("v".to_owned()), uid: Some("u".to_owned()), ..ObjectMeta::default() };
+    let end = format!("-{}", api::names::hash("u"));
+    for (copy, target, name) in [
+        ("v-small".to_owned() + &end, "v", "v-small"),
+        ("v-small".to_owned() + &end, "w", "w-small"),
+        ("mine".to_owned() + &end, "w", "mine"),
+        // By a former release.
+        ("mine".to_owned(), "w", "mine"),
+        ("v-small".to_owned(), "w", "w-small"),
+    ] {
+        assert_eq!(crate::snapshot::restored_copy_name(&copy, "v", &snapshot, target), name, "{copy}");
     }
 }
 

@@ -108,9 +108,17 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     (observed.vmi, observed.now) = (Some(object(vmi, &json!({}))), "2030-01-01T00:06:00Z".parse().unwrap());
     assert!(texts(&observed)[0].starts_with("False Restore target failed") && texts(&observed)[2].is_empty());
     observed.vmi = None;
-    observed.volume_snapshots.remove("snap-data");
-    assert_eq!(texts(&observed)[0], "False VolumeSnapshot missing snap-data");
-    assert!(!lines(&observed).iter().any(|line| line.starts_with("delete") || line.starts_with("create")));
+    for (lose, text) in [
+        (
+            &(|o: &mut Observed| drop(o.volume_snapshots.remove("snap-data"))) as &dyn Fn(&mut Observed),
+            "False VolumeSnapshot missing snap-data",
+        ),
+        (&|o| o.classes.clear(), "False StorageClass fast does not exist"),
+    ] {
+        lose(&mut observed);
+        assert_eq!(texts(&observed)[0], text);
+        assert!(!lines(&observed).iter().any(|line| line.starts_with("delete") || line.starts_with("create")));
+    }
 }
 
 #[test]

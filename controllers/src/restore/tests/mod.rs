@@ -123,7 +123,7 @@ fn observed(change: &Value) -> Observed {
         others: BTreeMap::new(),
         states: Vec::new(),
         data_volumes: BTreeMap::new(),
-        classes: BTreeMap::new(),
+        classes: [("fast".to_owned(), Arc::default())].into(),
         revisions: BTreeMap::new(),
         failure: None,
         now: "2030-01-01T00:01:00Z".parse().unwrap(),
@@ -346,7 +346,7 @@ fn claims_are_waited_for_and_foreign_ones_end_the_restore() {
         ("Bound", None, json!({}), "False PVC n/restore-restore-uid-root exists and does not belong to this restore"),
     ] {
         let mut observed = observed(&named());
-        observed.classes = class.map(|class| ("fast".to_owned(), Arc::new(class))).into_iter().collect();
+        observed.classes.extend(class.map(|class| ("fast".to_owned(), Arc::new(class))));
         observed.claims = bound();
         observed.claims.extend([claim("restore-restore-uid-root", phase, &change)]);
         let shown = texts(&observed)[0].clone();

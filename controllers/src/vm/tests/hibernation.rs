@@ -147,6 +147,21 @@ fn only_a_start_by_a_user_resumes() {
 }
 
 #[test]
+fn hibernated_vm_without_its_claim_waits_for_the_user() {
+    let mut vm = hibernating("Manual", "Hibernated");
+    let start = json!([{"action": "Start"}]);
+    vm.status.as_mut().unwrap().state_change_requests = serde_json::from_value(start).unwrap();
+    let decision = decided_with_claim(&vm, None, false);
+    let status = status_patch(&decision);
+    let message = status["hibernation"]["message"].as_str().unwrap();
+    assert!(message.starts_with(&format!("PVC {CLAIM} not found")), "{message}");
+    let shown = status["conditions"].as_array().unwrap().iter().find(|shown| shown["type"] == "Hibernated").unwrap();
+    assert_eq!((&shown["status"], &shown["reason"]), (&json!("True"), &json!("ResumeFailed")));
+    let (writes, phase) = acts(&decision);
+    assert!(writes.is_empty() && phase.is_none_or(|phase| phase == "Hibernated"));
+}
+
+#[test]
 fn the_saved_guest_is_resumed_as_it_was() {
     let decision = decided_with_claim(&hibernating("Always", "Resuming"), None, true);
     let created = decision.effects.iter().find_map(|effect| match effect {
