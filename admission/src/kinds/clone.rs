@@ -56,7 +56,8 @@ pub(crate) fn set_defaults(spec: &mut VirtualMachineCloneSpec, generated: &Gener
         name: String::new(),
     });
     if target.name.is_empty() {
-        target.name = format!("clone-{}-{}", source.name, suffix(&generated.uuid));
+        let end = format!("-{}", suffix(&generated.uuid));
+        target.name = api::names::object_name(&format!("clone-{}", source.name), &end);
     }
 }
 
@@ -157,5 +158,28 @@ fn validate_source_and_target(spec: &VirtualMachineCloneSpec, errors: &mut Field
         && source.name == target.name
     {
         errors.invalid("spec.target.name", "Target name cannot be equal to source name when both are VirtualMachines");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_name_of_the_new_vm_is_one_of_an_object() {
+        for (source, length) in [("web", 15), ("w".repeat(253).as_str(), 253)] {
+            let mut spec = VirtualMachineCloneSpec {
+                source: Some(TypedLocalObjectReference { name: source.to_owned(), ..Default::default() }),
+                ..Default::default()
+            };
+            let generated = Generated {
+                now: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH),
+                uuid: "0123456789".to_owned(),
+                serial: String::new(),
+            };
+            set_defaults(&mut spec, &generated);
+            let name = spec.target.unwrap().name;
+            assert_eq!((name.starts_with("clone-w"), name.len()), (true, length), "{name}");
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! `virtualmachineinstances/unpause`: resumes the vCPUs of a paused VMI.
 
-use api::{VirtualMachine, VirtualMachineInstance, constants::condition, subresources::PauseOptions};
+use api::{
+    VirtualMachine, VirtualMachineInstance, VmOperation, constants::condition, subresources::PauseOptions,
+    vm::lease::Attempt,
+};
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -21,18 +24,16 @@ pub(super) static SPECIFICATION: Specification = Specification {
     ..Specification::put(VMIS, "unpause", Answer::Empty, |call, request| Box::pin(serve(call, request)))
 };
 
-/// Rejects a VMI whose VM has a snapshot in progress. A VMI may have no VM.
+/// Rejects a VMI whose VM has an operation in progress that needs it paused. A VMI may have no VM.
 fn check_vm(vm: Option<&VirtualMachine>) -> Result<(), ApiError> {
-    match vm {
-        Some(vm) if vm.status.as_ref().is_some_and(|status| status.snapshot_in_progress.is_some()) => {
-            Err(ApiError::conflict(
-                Kind::VirtualMachine,
-                vm.metadata.name.as_deref().unwrap_or_default(),
-                "VM snapshot is in progress",
-            ))
-        }
-        _ => Ok(()),
-    }
+    let Some(vm) = vm else { return Ok(()) };
+    let Some(lease) = vm.status.as_ref().and_then(|status| status.forbids(Attempt::Unpause)) else { return Ok(()) };
+    let text = match lease.operation {
+        // Clients know this text.
+        VmOperation::Snapshot => "VM snapshot is in progress".to_owned(),
+        _ => format!("cannot unpause the guest: {}", lease.holder()),
+    };
+    Err(ApiError::conflict(Kind::VirtualMachine, vm.metadata.name.as_deref().unwrap_or_default(), text))
 }
 
 /// Returns the node of a paused VMI.
@@ -73,9 +74,14 @@ mod tests {
             .unwrap()
         };
         assert_eq!(check_vm(Some(&vm(json!({})))), Ok(()));
-        assert_eq!(
-            check_vm(Some(&vm(json!({"snapshotInProgress": "s"})))),
-            Err(ApiError::conflict(Kind::VirtualMachine, "vm", "VM snapshot is in progress"))
-        );
+        for (operation, text) in [
+            ("Snapshot", Some("VM snapshot is in progress")),
+            ("Hibernation", Some("cannot unpause the guest: hibernation \"o\" in progress")),
+            ("MemoryDump", None),
+        ] {
+            let held = vm(json!({"operation": {"operation": operation, "name": "o", "uid": "u"}}));
+            let expected = text.map_or(Ok(()), |text| Err(ApiError::conflict(Kind::VirtualMachine, "vm", text)));
+            assert_eq!(check_vm(Some(&held)), expected, "{operation}");
+        }
     }
 }

@@ -46,6 +46,9 @@ use crate::{
 /// Longest time for which a guest is frozen.
 pub(crate) const FROZEN: Duration = Duration::from_secs(60);
 
+/// Time after which a volume that cannot be snapshotted is looked at again.
+const RETRY: Duration = Duration::from_secs(5);
+
 /// Claims by name, with the class of their snapshots, or why none can be chosen.
 type Claims = BTreeMap<String, (Arc<CachedClaim>, Result<Option<String>, String>)>;
 
@@ -145,7 +148,13 @@ fn take(
     mut status: VirtualMachineSnapshotContentStatus,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
-    let step = quiesce::begin(observed, &mut status, decision);
+    let is_hindered = volume_snapshot::obstacle(observed).is_some();
+    if is_hindered {
+        // No watch of contents shows its end.
+        decision.wake(RETRY);
+    }
+    let is_early = is_hindered && status.quiesce.is_none();
+    let step = if is_early { Step::Wait } else { quiesce::begin(observed, &mut status, decision) };
     let waits = matches!(step, Step::Wait | Step::Release);
     put_step(observed, step, decision);
     let error = quiesce::error(observed, &status).or_else(|| volume_snapshot::error(observed));

@@ -10,7 +10,7 @@ use api::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{FROZEN, Observed, is_state};
+use super::{FROZEN, Observed, is_state, volume_snapshot};
 use crate::runtime::Decision;
 
 /// Reason of a refused freeze.
@@ -74,7 +74,9 @@ pub(super) fn begin(
         let refused = |reason| observed.failure.as_ref().is_some_and(|failure| failure.reason == reason);
         // A guest that was not thawed after a refused volume thaws itself.
         let is_left = refused(THAW) && !observed.missing().is_empty();
-        if !is_over && !is_left && !refused(event::FAILED_VOLUME_SNAPSHOT_CREATE) {
+        let is_hindered =
+            refused(event::FAILED_VOLUME_SNAPSHOT_CREATE) || volume_snapshot::obstacle(observed).is_some();
+        if !is_over && !is_left && !is_hindered {
             decision.wake(Duration::try_from(limit.duration_since(observed.now)).unwrap_or_default());
             return Step::Nothing;
         }

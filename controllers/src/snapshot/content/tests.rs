@@ -155,6 +155,23 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
 }
 
 #[test]
+fn guest_is_not_frozen_for_a_volume_that_cannot_be_snapshotted() {
+    let frozen = json!({"quiesce": {"state": "Frozen", "time": "2030-01-01T00:00:50Z"}});
+    for (status, effects) in [(&json!({}), ""), (&frozen, "thaw TimedOut vs-a")] {
+        let mut observed = observed(status);
+        let (claim, _) = observed.claims["b"].clone();
+        observed.claims.insert("b".to_owned(), (claim, Ok(None)));
+        let decision = decide(&observed).unwrap();
+        assert_eq!((shown(&decision).as_str(), decision.wake_after), (effects, Some(RETRY)));
+        let error = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { patch, .. } => patch["status"]["error"]["message"].as_str(),
+            _ => None,
+        });
+        assert_eq!(error, Some("n/b VolumeSnapshot requested but no storage class"));
+    }
+}
+
+#[test]
 fn guest_is_thawed_once_the_contents_are_taken() {
     let frozen = json!({"quiesce": {"state": "Frozen", "time": "2030-01-01T00:00:50Z"}});
     let thawed = json!({"quiesce": {"state": "Thawed", "time": "2030-01-01T00:00:50Z"}});

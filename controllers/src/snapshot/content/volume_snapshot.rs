@@ -71,9 +71,14 @@ fn class(observed: &Observed, backup: &VolumeBackup) -> Result<String, String> {
     class.ok_or_else(|| format!("{namespace}/{name} VolumeSnapshot requested but no storage class"))
 }
 
+/// Returns why one that is missing cannot be created now. The guest does not stand still for it.
+pub(super) fn obstacle(observed: &Observed) -> Option<String> {
+    observed.missing().into_iter().find_map(|(backup, _)| class(observed, backup).err())
+}
+
 /// Returns why volume snapshots cannot be created.
 pub(super) fn error(observed: &Observed) -> Option<String> {
     let refused = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE);
     let refused = refused.map(|failure| format!("cannot create VolumeSnapshots: {}", failure.message));
-    observed.missing().into_iter().find_map(|(backup, _)| class(observed, backup).err()).or(refused)
+    obstacle(observed).or(refused)
 }

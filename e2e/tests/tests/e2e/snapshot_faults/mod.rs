@@ -63,9 +63,13 @@ fn snapshots_restores_and_clones_end_well_whatever_fails() {
 
 /// Makes a class of the test cluster's storage driver.
 async fn make_class(s: &Story, name: &str, parameters: Value) -> Result<()> {
+    make_class_of(s, name, "csi.test.ferrovirt.io", parameters).await
+}
+
+async fn make_class_of(s: &Story, name: &str, provisioner: &str, parameters: Value) -> Result<()> {
     let object = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
-        "provisioner": "csi.test.ferrovirt.io", "volumeBindingMode": "Immediate", "parameters": parameters,
+        "provisioner": provisioner, "volumeBindingMode": "Immediate", "parameters": parameters,
     });
     let created = s.cluster_api("StorageClass").create(&PostParams::default(), &serde_json::from_value(object)?).await;
     created.map(drop).with_context(|| format!("create storage class {name}"))
@@ -132,8 +136,10 @@ async fn prepare(s: &Story, row: Row, class: &str) -> Result<Known> {
         s.virt(&["stop", VM]).await?;
         s.wait_gone("vmi", VM, MINUTES).await?;
         delete_class(s, class).await?;
-        if let Some(faults) = faults {
-            make_class(s, class, json!({"faults": faults})).await?;
+        match faults {
+            Some(faults) => make_class(s, class, json!({"faults": faults})).await?,
+            // A restore would not begin without the class.
+            None => make_class_of(s, class, "nobody.test.ferrovirt.io", json!({})).await?,
         }
     }
     Ok(known)
@@ -172,7 +178,10 @@ async fn disturbed(s: &Story, phase: Phase, victim: Victim, class: &str) -> Resu
             guest::release(s).await?;
         }
         Phase::Running if victim != Victim::Object => steps::stop(s).await?,
-        Phase::Making | Phase::Replacing | Phase::CloneMaking => make_class(s, class, json!({})).await?,
+        Phase::Making | Phase::Replacing | Phase::CloneMaking => {
+            delete_class(s, class).await?;
+            make_class(s, class, json!({})).await?;
+        }
         _ => {}
     }
     if let Some(node) = node {

@@ -13,13 +13,13 @@ pub(super) enum Phase {
     Frozen,
     /// A restore waits for the end of the guest.
     Running,
-    /// No class makes the volumes of a restore.
+    /// Nobody provisions the volumes of a restore.
     Making,
     /// The same for a restore in place: the former claim is deleted.
     Replacing,
     /// The snapshot of a clone is held as in [`Phase::Frozen`].
     CloneTaking,
-    /// No class makes the volumes of a clone.
+    /// Nobody provisions the volumes of a clone.
     CloneMaking,
 }
 
@@ -212,7 +212,8 @@ impl Row {
         }
     }
 
-    /// Returns the faults of the class that replaces the VM's before the operation. `None`: no class until the end of the hold.
+    /// Returns the faults of the class that replaces the VM's before the operation. `None`: nobody provisions its volumes
+    /// until the end of the hold.
     pub(super) const fn later(self) -> Option<Option<&'static str>> {
         match self {
             Self::Kill(Phase::Making | Phase::Replacing | Phase::CloneMaking, _) => Some(None),
