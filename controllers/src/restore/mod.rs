@@ -315,7 +315,7 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     }
 }
 
-/// Shows what is missing. A restore that holds the lease keeps its VM from starting, and one of a new VM its clone from ending, so that they
+/// Shows what is missing. A restore that holds the lease keeps its VM from starting, and one of a new VM keeps its clone from ending. They
 /// do not wait for ever, unless the VM has lost disks already.
 fn hindered(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
     let lease = observed.vm.as_ref().and_then(|vm| vm.status.as_ref()?.operation.as_ref());

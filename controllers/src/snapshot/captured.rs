@@ -100,8 +100,8 @@ fn copy_revisions(snapshot: &ObjectMeta, vm: &VirtualMachine, spec: &mut Virtual
     copies
 }
 
-/// Returns the name of a snapshot's copy of a revision: as in KubeVirt that of the revision with the snapshot in place of the VM. If that is the
-/// revision itself, which can go with the VM, or too long, the name ends with a hash of the snapshot.
+/// Returns the name of a snapshot's copy of a revision: as in KubeVirt that of the revision with the snapshot in place of the VM. If that
+/// is too long, or the revision itself, which can go with the VM, the name ends with a hash of the snapshot.
 fn copy_name(revision: &str, vm: &str, snapshot: &ObjectMeta) -> String {
     let name = revision.replacen(vm, snapshot.name.as_deref().unwrap_or_default(), 1);
     let is_usable = name != revision && names::object_name(&name, "") == name;
