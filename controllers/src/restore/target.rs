@@ -90,8 +90,10 @@ pub(super) fn revisions(observed: &Observed, vm: &VirtualMachine, copies: &[Copi
     for copy in copies {
         let (kept, present) = (observed.revisions.get(&copy.kept), observed.revisions.get(&copy.name));
         match (kept, present) {
-            (Some(kept), Some(present)) if kept.object == present.object => {}
-            (Some(_), Some(present)) if !owner::is_controlled_by(&present.metadata, vm) => {
+            (Some(kept), Some(present)) if kept.object == present.object && !is_left(&present.metadata, vm) => {}
+            (Some(_), Some(present))
+                if !(owner::is_controlled_by(&present.metadata, vm) || is_left(&present.metadata, vm)) =>
+            {
                 return Err(format!("found existing ControllerRevision with unexpected data: {}", copy.name));
             }
             (Some(_), present) => {
@@ -110,6 +112,14 @@ pub(super) fn revisions(observed: &Observed, vm: &VirtualMachine, copies: &[Copi
         }
     }
     Ok(effects.into_iter().map(|effect| effect.refused_as(REFUSED)).collect())
+}
+
+/// Returns true for a revision of a former VM of this name: it is about to go.
+fn is_left(revision: &ObjectMeta, vm: &VirtualMachine) -> bool {
+    let owner = owner::controller_of_kind::<VirtualMachine>(revision);
+    owner.is_some_and(|owner| {
+        vm.metadata.name.as_ref() == Some(&owner.name) && vm.metadata.uid.as_ref() != Some(&owner.uid)
+    })
 }
 
 /// Returns the new VM, with the patches of the restore.

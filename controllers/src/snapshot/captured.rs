@@ -78,11 +78,10 @@ fn copy_revisions(snapshot: &ObjectMeta, vm: &VirtualMachine, spec: &mut Virtual
         let reference = of(status?)?.controller_revision_ref.as_ref()?;
         reference.name.clone().filter(|name| !name.is_empty())
     };
-    let vm_name = vm.metadata.name.as_deref().unwrap_or_default();
     let mut copies = Vec::new();
     let mut copy = |revision: &mut Option<String>, used: Option<String>| {
         let Some(source) = used.or_else(|| revision.clone().filter(|name| !name.is_empty())) else { return };
-        let name = copy_name(&source, vm_name, snapshot);
+        let name = names::object_name(&source, &copy_end(snapshot));
         copies.push(RevisionCopy {
             namespace: snapshot.namespace.clone().unwrap_or_default(),
             source,
@@ -100,14 +99,8 @@ fn copy_revisions(snapshot: &ObjectMeta, vm: &VirtualMachine, spec: &mut Virtual
     copies
 }
 
-/// Returns the name of a snapshot's copy of a revision: as in KubeVirt that of the revision with the snapshot in place of the VM. If that
-/// is too long, or the revision itself, which can go with the VM, the name ends with a hash of the snapshot.
-fn copy_name(revision: &str, vm: &str, snapshot: &ObjectMeta) -> String {
-    let name = revision.replacen(vm, snapshot.name.as_deref().unwrap_or_default(), 1);
-    let is_usable = name != revision && names::object_name(&name, "") == name;
-    if is_usable { name } else { names::object_name(revision, &copy_end(snapshot)) }
-}
-
+/// Returns the end of the names of a snapshot's copies. By it they differ from the revisions themselves, which can go with the VM, and from
+/// copies of a former snapshot of the name, which go with that one.
 fn copy_end(snapshot: &ObjectMeta) -> String {
     format!("-{}", names::hash(snapshot.uid.as_deref().unwrap_or_default()))
 }
@@ -116,6 +109,7 @@ fn copy_end(snapshot: &ObjectMeta) -> String {
 pub(crate) fn restored_copy_name(copy: &str, vm: &str, snapshot: &ObjectMeta, target: &str) -> String {
     let name = match copy.strip_suffix(copy_end(snapshot).as_str()) {
         Some(revision) => revision.replacen(vm, target, 1),
+        // By a former release, or KubeVirt.
         None => copy.replacen(snapshot.name.as_deref().unwrap_or_default(), target, 1),
     };
     names::object_name(&name, "")

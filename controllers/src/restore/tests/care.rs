@@ -212,7 +212,10 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
 
 #[test]
 fn copies_of_instance_types_are_reused_or_made_again() {
-    let owner = |uid: &str| json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}]);
+    let owner = |uid: &str| {
+        let name = if uid == "other" { "w" } else { "v" };
+        json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": name, "uid": uid, "controller": true}])
+    };
     let revision = |name: &str, cpus: u32, uid: &str| {
         let revision = json!({
             "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,
@@ -229,6 +232,8 @@ fn copies_of_instance_types_are_reused_or_made_again() {
         (None, Some(false), ""),
         (Some((1, "vm-uid")), None, ""),
         (Some((2, "vm-uid")), Some(true), ""),
+        (Some((1, "other")), None, ""),
+        (Some((1, "former")), Some(true), ""),
         (Some((2, "other")), None, "True found existing ControllerRevision with unexpected data: v-small"),
     ] {
         let mut observed = observed(&named());
@@ -249,8 +254,8 @@ fn copies_of_instance_types_are_reused_or_made_again() {
 }
 
 #[test]
-fn copies_that_a_snapshot_named_by_its_uid_get_the_former_name() {
-    let snapshot = ObjectMeta { name: Some("v".to_owned()), uid: Some("u".to_owned()), ..ObjectMeta::default() };
+fn restored_copies_get_the_name_of_the_revision() {
+    let snapshot = ObjectMeta { name: Some("s".to_owned()), uid: Some("u".to_owned()), ..ObjectMeta::default() };
     let end = format!("-{}", api::names::hash("u"));
     for (copy, target, name) in [
         ("v-small".to_owned() + &end, "v", "v-small"),
@@ -258,7 +263,7 @@ fn copies_that_a_snapshot_named_by_its_uid_get_the_former_name() {
         ("mine".to_owned() + &end, "w", "mine"),
         // By a former release.
         ("mine".to_owned(), "w", "mine"),
-        ("v-small".to_owned(), "w", "w-small"),
+        ("s-small".to_owned(), "w", "w-small"),
     ] {
         assert_eq!(crate::snapshot::restored_copy_name(&copy, "v", &snapshot, target), name, "{copy}");
     }
