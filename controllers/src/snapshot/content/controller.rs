@@ -10,7 +10,7 @@ use crate::{
     cache::Key,
     resources::{
         Caches,
-        vm_snapshots::{ContentIndex, vm_key},
+        vm_snapshots::{ContentIndex, RestoreIndex, vm_key},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     snapshot::controller::RESOURCES,
@@ -35,6 +35,13 @@ impl Controller for SnapshotContents {
             contents.keys_by(&ContentIndex::Snapshot(Key::of(&snapshot.metadata)))
         });
         let contents = caches.vm_snapshot_contents.clone();
+        wake.on_object(&caches.vm_restores, move |restore| {
+            let namespace = restore.metadata.namespace.clone().unwrap_or_default();
+            let key = Key::new(namespace, restore.spec.virtual_machine_snapshot_name.as_str());
+            let contents = restore.is_in_place().then(|| contents.keys_by(&ContentIndex::Snapshot(key)));
+            contents.unwrap_or_default()
+        });
+        let contents = caches.vm_snapshot_contents.clone();
         wake.on_object(&caches.snapshots, move |snapshot| {
             contents.keys_by(&ContentIndex::VolumeSnapshot(Key::of(&snapshot.metadata)))
         });
@@ -45,6 +52,7 @@ impl Controller for SnapshotContents {
         let content = caches.vm_snapshot_contents.get(key)?;
         let in_namespace = |name: &str| Key::new(key.namespace.as_str(), name);
         let snapshot = content.spec.virtual_machine_snapshot_name.as_deref();
+        let restores = snapshot.map(|name| caches.vm_restores.by(&RestoreIndex::Snapshot(in_namespace(name))));
         let snapshot = snapshot.and_then(|name| caches.vm_snapshots.get(&in_namespace(name)));
         let snapshot = snapshot.filter(|snapshot| snapshot.content_name() == key.name);
         let vm_key = snapshot.as_ref().and_then(|snapshot| vm_key(Some(&key.namespace), &snapshot.spec.source));
@@ -69,6 +77,7 @@ impl Controller for SnapshotContents {
             vmi: vm_key.as_ref().and_then(|key| caches.vmis.get(key)),
             taken: taken.collect(),
             claims: claims.collect(),
+            is_in_use: restores.iter().flatten().any(|restore| restore.is_begun_in_place()),
             snapshot,
             content: content.clone(),
             failure: attempt.failure.cloned(),

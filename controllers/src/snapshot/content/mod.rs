@@ -66,6 +66,8 @@ pub(crate) struct Observed {
     pub taken: BTreeMap<String, Arc<CachedSnapshot>>,
     /// Claims of its volumes.
     pub claims: Claims,
+    /// A restore in place has begun: the content of claims that it replaces is here only.
+    pub is_in_use: bool,
     /// The last write for this content that was refused.
     pub failure: Option<Failure>,
     /// The current time.
@@ -116,7 +118,10 @@ impl Observed {
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let mut decision = Decision::settled();
     if observed.is_leaving() {
-        leave(observed, &mut decision);
+        // The end of the restore, or its deletion, wakes the content.
+        if !observed.is_in_use {
+            leave(observed, &mut decision);
+        }
         return Ok(decision);
     }
     let mut status = observed.status();

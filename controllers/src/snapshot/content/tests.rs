@@ -79,6 +79,7 @@ fn observed(status: &Value) -> Observed {
         vmi: vmi(&["AgentConnected"]),
         taken: BTreeMap::new(),
         claims: claims(),
+        is_in_use: false,
         failure: None,
         now: now(),
     }
@@ -254,8 +255,11 @@ fn content_is_let_go_even_if_the_guest_cannot_be_thawed() {
         (&frozen, None, "thaw released deleted"),
         (&done, None, "released"),
     ] {
-        let decision = decide(&Observed { snapshot, ..observed(status) }).unwrap();
+        let mut observed = Observed { snapshot, ..observed(status) };
+        let decision = decide(&observed).unwrap();
         assert_eq!(shown(&decision), effects, "{status}");
+        observed.is_in_use = true;
+        assert_eq!(decide(&observed).unwrap(), Decision::settled(), "a restore in place needs it");
         let thaw = decision.effects.iter().find(|effect| matches!(effect, Effect::Quiesce { .. }));
         assert!(thaw.is_none_or(|thaw| *thaw == thaw.clone().independent()));
     }
