@@ -84,8 +84,14 @@ fn check_claim(vmi: &VirtualMachineInstance, claim: &PersistentVolumeClaim) -> R
 /// Returns the patch of the status that discards saved memory.
 fn discard(vm: &VirtualMachine) -> Result<Patch, ApiError> {
     let path = ["status", "hibernation", "phase"];
+    let can_be_discarded = |phase: &Phase| match phase {
+        Phase::Requested | Phase::Hibernated | Phase::Failed => true,
+        // The VMI of the resume is refused: there is nothing to stop.
+        Phase::Resuming => vm.status.as_ref().is_none_or(|status| !status.created),
+        _ => false,
+    };
     match hibernation(vm).map(|known| &known.phase) {
-        Some(known @ (Phase::Requested | Phase::Hibernated | Phase::Failed)) => {
+        Some(known) if can_be_discarded(known) => {
             Ok(Patch(vec![test(path, json!(known)), add_or_replace(path, true, json!(Phase::Removing))]))
         }
         Some(Phase::Removing) => Err(conflict(vm, "the saved memory of the VM is being removed")),
@@ -198,10 +204,18 @@ mod tests {
 
     #[test]
     fn memory_that_is_in_use_is_not_discarded() {
-        for (phase, discarded) in
-            [("Requested", true), ("Saving", false), ("Hibernated", true), ("Resuming", false), ("Failed", true)]
-        {
-            assert_eq!(discard(&in_phase(phase)).is_ok(), discarded, "{phase}");
+        for (phase, created, discarded) in [
+            ("Requested", true, true),
+            ("Saving", true, false),
+            ("Hibernated", false, true),
+            ("Resuming", true, false),
+            ("Resuming", false, true),
+            ("Removing", false, false),
+            ("Failed", true, true),
+        ] {
+            let mut vm = in_phase(phase);
+            vm.status.as_mut().unwrap().created = created;
+            assert_eq!(discard(&vm).is_ok(), discarded, "{phase} {created}");
         }
         assert!(discard(&vm_with(json!({}), json!({}))).is_err());
         assert_eq!(
