@@ -13,6 +13,8 @@
 //! `Resuming` the VM holds the lease on its data: disks and memory belong together. The run strategy is not changed, and is not carried
 //! out while the VM is hibernated.
 
+use std::time::Duration;
+
 use api::{
     Condition, HibernationPhase as Phase, RunStrategy, SavedMemoryPhase, StartStrategy, VirtualMachine,
     VirtualMachineInstance, VmOperation, VmiPhase,
@@ -27,6 +29,7 @@ use api::{
     },
     vmi::status::SavedMemory,
 };
+use jiff::SignedDuration;
 use k8s_openapi::{
     api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
@@ -44,6 +47,8 @@ use crate::{
 
 /// Reason of a refused write for a hibernation.
 const FAILED: &str = "HibernationError";
+/// Time within which the claim of a save must be bound: it holds the lease.
+const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Longest part of the VM's name in the name of a file.
 const VM_NAME: usize = 63;
 
@@ -171,6 +176,9 @@ fn next(
             _ if !known.owns_claim && observed.hibernation_claim.is_none() => {
                 failed(&format!("PVC {} not found", known.claim_name))
             }
+            _ if time_to_bind(observed).is_some_and(|left| left.is_zero()) => {
+                failed(&format!("PVC {} was not bound within five minutes", known.claim_name))
+            }
             _ => Ok(None),
         },
         // Its end was noticed before.
@@ -193,6 +201,13 @@ fn next(
         }),
         _ => Ok(None),
     }
+}
+
+/// Returns the time that is left to bind the claim of a save. `None`: it is bound, or not made yet.
+fn time_to_bind(observed: &Observed) -> Option<Duration> {
+    observed.hibernation_claim.as_ref().filter(|claim| claim.phase != "Bound")?;
+    let since = observed.vm.status.as_ref()?.operation.as_ref()?.since.as_ref()?.0;
+    Some(Duration::try_from(PATIENCE - observed.now.duration_since(since)).unwrap_or_default())
 }
 
 /// Returns true if a user has started a hibernated VM: by a request, or by another run strategy than `Halted`.
@@ -286,6 +301,9 @@ fn carry_out(
     let mut same = known.clone();
     if matches!(known.phase, Phase::Saving) {
         same.message = refused.map(|failure| failure.message.clone());
+        if let Some(left) = time_to_bind(observed) {
+            decision.wake(left);
+        }
     }
     if decision.must_wait(refused, FAILED, observed.now) {
         return Ok(Some(same));

@@ -1,5 +1,7 @@
 //! Hibernated VMs.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 
 const FILE: &str = "v-cafe-1.memory.save";
@@ -143,6 +145,30 @@ fn only_a_start_by_a_user_resumes() {
             (&[][..], resumes.then_some("Resuming")),
             "{strategy} {change}"
         );
+    }
+}
+
+#[test]
+fn save_waits_a_limited_time_for_its_claim() {
+    for (phase, minutes, next, wake) in
+        [("Pending", 4, None, Some(60)), ("Pending", 5, Some("Failed"), None), ("Bound", 5, None, None)]
+    {
+        let mut vm = hibernating("Always", "Saving");
+        let vmi = vmi(&VirtualMachine { status: None, ..vm.clone() }, "Running", Some("Saving"));
+        let since = "2030-01-01T00:00:00Z".parse().unwrap();
+        vm.status.as_mut().unwrap().operation.as_mut().unwrap().since = Some(Time(since));
+        let claim = CachedClaim { phase: phase.to_owned(), ..(*claim()).clone() };
+        let decision = decide(&Observed {
+            hibernation_claim: Some(Arc::new(claim)),
+            now: format!("2030-01-01T00:0{minutes}:00Z").parse().unwrap(),
+            ..observed(&vm, Some(&vmi), None, &ClusterConfig::default())
+        })
+        .unwrap();
+        let written = acts(&decision).1.filter(|written| written != "Saving");
+        assert_eq!(written.as_deref(), next, "{phase} {minutes}");
+        if let Some(wake) = wake {
+            assert_eq!(decision.wake_after, Some(Duration::from_secs(wake)));
+        }
     }
 }
 
