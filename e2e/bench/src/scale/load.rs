@@ -235,7 +235,7 @@ impl Drop for Load {
 
 /// Records the first time that each object is Running.
 async fn follow(api: Api<DynamicObject>, key: Key, seen: Seen) {
-    let mut events = watcher(api, watcher::Config::default()).default_backoff().applied_objects().boxed();
+    let mut events = daemon::watch::events(api, watcher::Config::default()).applied_objects().boxed();
     loop {
         match events.try_next().await {
             Ok(Some(object)) => {

@@ -9,11 +9,7 @@ use anyhow::{Context, Result, ensure};
 use api::constants::label;
 use ferrovirt_e2e_tests::Story;
 use futures::StreamExt;
-use kube::{
-    Api,
-    api::DynamicObject,
-    runtime::{WatchStreamExt, watcher},
-};
+use kube::{Api, api::DynamicObject, runtime::watcher};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     sync::mpsc,
@@ -85,7 +81,7 @@ fn allow_files(count: u64) -> Result<()> {
 
 async fn watch(api: Api<DynamicObject>, selector: String, listed: mpsc::Sender<()>) {
     let config = watcher::Config::default().labels(&selector).page_size(PAGE);
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = daemon::watch::events(api, config).boxed();
     let mut listed = Some(listed);
     while let Some(event) = events.next().await {
         match event {
