@@ -48,7 +48,7 @@ pub fn validate_spec(root: &str, spec: &VirtualMachineInstanceSpec, config: &Clu
     cpu::validate(root, spec, config, &mut errors);
     validate_start_strategy(root, spec, &mut errors);
     cpu::validate_realtime(root, spec, &mut errors);
-    scheduling::validate_affinity(root, spec.affinity.as_ref(), &mut errors);
+    scheduling::validate_affinity(root, spec.affinity.as_deref(), &mut errors);
     scheduling::validate_topology_spread(root, &spec.topology_spread_constraints, &mut errors);
     scheduling::validate_tolerations(root, &spec.tolerations, &mut errors);
     scheduling::validate_node_selector(root, &spec.node_selector, &mut errors);

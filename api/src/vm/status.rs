@@ -24,7 +24,7 @@ use crate::vmi::volumes::PersistentVolumeClaimVolumeSource;
 pub struct VirtualMachineStatus {
     /// State of changed-block tracking.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub changed_block_tracking: Option<ChangedBlockTrackingStatus>,
+    pub changed_block_tracking: Option<Box<ChangedBlockTrackingStatus>>,
     /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -36,7 +36,7 @@ pub struct VirtualMachineStatus {
     pub desired_generation: Option<i64>,
     /// Hibernation of the guest. KubeVirt has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub hibernation: Option<VirtualMachineHibernation>,
+    pub hibernation: Option<Box<VirtualMachineHibernation>>,
     /// Instance type in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instancetype_ref: Option<InstancetypeStatusRef>,
@@ -45,7 +45,7 @@ pub struct VirtualMachineStatus {
     pub ip_address: Option<String>,
     /// Requested memory dump.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_dump_request: Option<VirtualMachineMemoryDumpRequest>,
+    pub memory_dump_request: Option<Box<VirtualMachineMemoryDumpRequest>>,
     /// Node of the running VMI. KubeVirt has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,

@@ -20,10 +20,10 @@ use crate::vmi::security::LaunchSecurity;
 pub struct DomainSpec {
     /// SMBIOS chassis strings shown to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub chassis: Option<Chassis>,
+    pub chassis: Option<Box<Chassis>>,
     /// Clock base and timers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub clock: Option<Clock>,
+    pub clock: Option<Box<Clock>>,
     /// vCPU model, topology and features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Cpu>,

@@ -15,7 +15,7 @@ pub struct Firmware {
     pub bootloader: Option<Bootloader>,
     /// Boot a kernel from a container image without boot loader.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kernel_boot: Option<KernelBoot>,
+    pub kernel_boot: Option<Box<KernelBoot>>,
     /// System serial number shown in SMBIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,

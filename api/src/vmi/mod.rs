@@ -1,4 +1,6 @@
 //! VirtualMachineInstance: a running VM.
+//!
+//! Large parts that few VMs and VMIs have are boxed: virt-controller keeps all of them.
 
 pub mod access;
 pub mod clock;

@@ -21,7 +21,7 @@ pub struct Interface {
     pub bridge: Option<InterfaceBridge>,
     /// Additional options in DHCP answers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dhcp_options: Option<DhcpOptions>,
+    pub dhcp_options: Option<Box<DhcpOptions>>,
     /// MAC address; default: a generated one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_address: Option<String>,

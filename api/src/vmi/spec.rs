@@ -52,13 +52,13 @@ pub struct VirtualMachineInstanceSpec {
     pub access_credentials: Vec<AccessCredential>,
     /// Affinity of the launcher pod, copied unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub affinity: Option<Affinity>,
+    pub affinity: Option<Box<Affinity>>,
     /// CPU architecture of the guest (`amd64`, `arm64`, `s390x`); default: that of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
     /// DNS settings of the launcher pod; the guest gets them by DHCP.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dns_config: Option<PodDNSConfig>,
+    pub dns_config: Option<Box<PodDNSConfig>>,
     /// DNS policy of the launcher pod; default: `ClusterFirst`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_policy: Option<String>,
@@ -72,7 +72,7 @@ pub struct VirtualMachineInstanceSpec {
     pub hostname: Option<String>,
     /// Probe whose failure ends the launcher pod.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub liveness_probe: Option<Probe>,
+    pub liveness_probe: Option<Box<Probe>>,
     /// Networks for the interfaces, matched by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Network>,
@@ -84,7 +84,7 @@ pub struct VirtualMachineInstanceSpec {
     pub priority_class_name: Option<String>,
     /// Probe that decides the VMI's `Ready` condition.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub readiness_probe: Option<Probe>,
+    pub readiness_probe: Option<Box<Probe>>,
     /// Dynamic resource claims of the launcher pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resource_claims: Vec<VirtualMachineInstanceResourceClaim>,

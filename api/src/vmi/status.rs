@@ -27,7 +27,7 @@ pub struct VirtualMachineInstanceStatus {
     pub active_pods: BTreeMap<String, String>,
     /// State of changed-block tracking.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub changed_block_tracking: Option<ChangedBlockTrackingStatus>,
+    pub changed_block_tracking: Option<Box<ChangedBlockTrackingStatus>>,
     /// Conditions, one per type.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -69,7 +69,7 @@ pub struct VirtualMachineInstanceStatus {
     pub migration_method: Option<String>,
     /// State of the latest migration.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub migration_state: Option<VirtualMachineInstanceMigrationState>,
+    pub migration_state: Option<Box<VirtualMachineInstanceMigrationState>>,
     /// `Unix` if migrations use virt-handler's proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_transport: Option<String>,
@@ -301,7 +301,7 @@ pub struct VolumeStatus {
     pub hotplug_volume: Option<HotplugVolumeStatus>,
     /// State of a memory dump.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_dump_volume: Option<DomainMemoryDumpInfo>,
+    pub memory_dump_volume: Option<Box<DomainMemoryDumpInfo>>,
     /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,

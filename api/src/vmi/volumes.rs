@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 pub struct Volume {
     /// cloud-init data as ConfigDrive image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cloud_init_config_drive: Option<CloudInitConfigDriveSource>,
+    pub cloud_init_config_drive: Option<Box<CloudInitConfigDriveSource>>,
     /// cloud-init data as NoCloud image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cloud_init_no_cloud: Option<CloudInitNoCloudSource>,
+    pub cloud_init_no_cloud: Option<Box<CloudInitNoCloudSource>>,
     /// Files of a ConfigMap as image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub config_map: Option<ConfigMapVolumeSource>,
+    pub config_map: Option<Box<ConfigMapVolumeSource>>,
     /// Disk image in a container image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub container_disk: Option<ContainerDiskSource>,
+    pub container_disk: Option<Box<ContainerDiskSource>>,
     /// Path of the launcher container, shared with the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_path: Option<ContainerPathVolumeSource>,
@@ -30,7 +30,7 @@ pub struct Volume {
     pub data_volume: Option<DataVolumeSource>,
     /// Fields of the pod as image.
     #[serde(rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
-    pub downward_api: Option<DownwardApiVolumeSource>,
+    pub downward_api: Option<Box<DownwardApiVolumeSource>>,
     /// Host metrics as a small disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub downward_metrics: Option<DownwardMetricsVolumeSource>,
@@ -42,7 +42,7 @@ pub struct Volume {
     pub ephemeral: Option<EphemeralVolumeSource>,
     /// Image file on the node.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_disk: Option<HostDisk>,
+    pub host_disk: Option<Box<HostDisk>>,
     /// Claim for memory dumps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_dump: Option<MemoryDumpVolumeSource>,
@@ -53,13 +53,13 @@ pub struct Volume {
     pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
     /// Files of a Secret as image.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub secret: Option<SecretVolumeSource>,
+    pub secret: Option<Box<SecretVolumeSource>>,
     /// Token of a service account as image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<ServiceAccountVolumeSource>,
     /// Answer file for Windows Setup as CD-ROM.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sysprep: Option<SysprepSource>,
+    pub sysprep: Option<Box<SysprepSource>>,
 }
 
 /// cloud-init data for the ConfigDrive source.

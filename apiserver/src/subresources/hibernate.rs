@@ -37,7 +37,7 @@ pub(super) static SPECIFICATION: Specification = Specification {
 };
 
 fn hibernation(vm: &VirtualMachine) -> Option<&Hibernation> {
-    vm.status.as_ref()?.hibernation.as_ref()
+    vm.status.as_ref()?.hibernation.as_deref()
 }
 
 /// Rejects a VM that is hibernated, or whose data another operation needs to hold still.

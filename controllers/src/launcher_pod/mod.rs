@@ -153,7 +153,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, RenderError> {
             restart_policy: Some("Never".to_owned()),
             enable_service_links: Some(false),
             termination_grace_period_seconds: Some(grace_of_pod(instance)),
-            dns_config: spec.dns_config.clone(),
+            dns_config: spec.dns_config.as_deref().cloned(),
             dns_policy: spec.dns_policy.clone(),
             scheduler_name: spec.scheduler_name.clone(),
             priority_class_name: spec.priority_class_name.clone().filter(|name| !name.is_empty()),

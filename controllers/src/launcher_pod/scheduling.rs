@@ -141,7 +141,7 @@ pub(super) fn affinity(inputs: &Inputs<'_>) -> Affinity {
             required.push(requirement(format!("{}{}", label::CPU_FEATURE_PREFIX, feature.name), "DoesNotExist"));
         }
     }
-    let mut affinity = spec.affinity.clone().unwrap_or_default();
+    let mut affinity = spec.affinity.as_deref().cloned().unwrap_or_default();
     let node = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
     let selector = node.required_during_scheduling_ignored_during_execution.get_or_insert_with(NodeSelector::default);
     if selector.node_selector_terms.is_empty() {

@@ -109,7 +109,7 @@ pub(crate) struct Observed {
 impl Observed {
     /// Returns what the VMI says about this migration. There is none before the hand-off.
     fn state(&self) -> Option<&VirtualMachineInstanceMigrationState> {
-        let state = self.vmi.as_ref()?.status.as_ref()?.migration_state.as_ref()?;
+        let state = self.vmi.as_ref()?.status.as_ref()?.migration_state.as_deref()?;
         (state.migration_uid.is_some() && state.migration_uid == self.migration.metadata.uid).then_some(state)
     }
 

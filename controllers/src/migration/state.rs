@@ -61,7 +61,7 @@ pub(super) fn hand_over(
     let labels = wanted.metadata.labels.get_or_insert_default();
     labels.insert(label::MIGRATION_TARGET_NODE_NAME.to_owned(), node.to_owned());
     let status = wanted.status.get_or_insert_default();
-    status.migration_state = Some(state);
+    status.migration_state = Some(Box::new(state));
     // virt-handler finds the launchers of its node here.
     if let Some(uid) = &pod.metadata.uid {
         status.active_pods.insert(uid.clone(), node.to_owned());

@@ -53,7 +53,7 @@ const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 const VM_NAME: usize = 63;
 
 fn hibernation(vm: &VirtualMachine) -> Option<&Hibernation> {
-    vm.status.as_ref()?.hibernation.as_ref()
+    vm.status.as_ref()?.hibernation.as_deref()
 }
 
 fn in_phase(vm: &VirtualMachine, phase: &Phase) -> bool {
@@ -271,7 +271,7 @@ pub(super) fn update(
     status.hold(VmOperation::Hibernation, holds.then_some(&vm.metadata), &now);
     let shown = result.as_ref().and_then(|known| shown(known, &now));
     set_or_remove(&mut status.conditions, condition::HIBERNATED, shown);
-    status.hibernation = result;
+    status.hibernation = result.map(Box::new);
     Ok(())
 }
 

@@ -132,7 +132,7 @@ pub(super) fn leave_out(vm: &VirtualMachine, spec: &mut VirtualMachineInstanceSp
 }
 
 fn request(vm: &VirtualMachine) -> Option<&Request> {
-    vm.status.as_ref()?.memory_dump_request.as_ref()
+    vm.status.as_ref()?.memory_dump_request.as_deref()
 }
 
 /// Continues a memory dump: changes template, VMI and claim, and the request in `wanted`.
@@ -152,7 +152,8 @@ pub(super) fn update(
     let held = vm_lease::forbids(vm, Attempt::Operation).filter(|lease| lease.operation != VmOperation::MemoryDump);
     if held.is_some() && request.phase == phase::ASSOCIATING {
         let message = held.map(|lease| format!("the dump waits for the end of an operation: {}", lease.holder()));
-        wanted.status.get_or_insert_default().memory_dump_request = Some(Request { message, ..request.clone() });
+        let request = Request { message, ..request.clone() };
+        wanted.status.get_or_insert_default().memory_dump_request = Some(Box::new(request));
         return Ok(());
     }
     let in_template = has(template, claim);
@@ -186,7 +187,7 @@ pub(super) fn update(
     }
     let status = wanted.status.get_or_insert_default();
     if let Some(request) = next.request {
-        status.memory_dump_request = request;
+        status.memory_dump_request = request.map(Box::new);
     }
     let is_open = status.memory_dump_request.as_ref().is_some_and(|request| {
         [phase::ASSOCIATING, phase::IN_PROGRESS, phase::UNMOUNTING].contains(&request.phase.as_str())

@@ -38,7 +38,7 @@ const MAX_FIELDS: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Placement {
     node_selector: BTreeMap<String, String>,
-    affinity: Option<Affinity>,
+    affinity: Option<Box<Affinity>>,
     tolerations: Vec<Toleration>,
 }
 

@@ -119,7 +119,7 @@ pub(super) fn may_run_elsewhere(observed: &Observed) -> bool {
 /// Returns true if the target of a migration may have the guest. If it does not, virt-handler of its node records that the migration
 /// has failed.
 pub(super) fn may_have_moved(observed: &Observed) -> bool {
-    let state = observed.instance.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    let state = observed.instance.status.as_ref().and_then(|status| status.migration_state.as_deref());
     // Once the address is published, the source may begin.
     let has_begun = |state: &VirtualMachineInstanceMigrationState| {
         (state.start_timestamp.is_some() || state.target_node_address.is_some()) && !state.failed && !state.completed

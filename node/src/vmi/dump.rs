@@ -98,11 +98,11 @@ pub(super) fn apply(entry: &mut VolumeStatus, attached: bool, observed: &Observe
         "AttachedToNode" if attached && file_of(entry).is_none() => {
             let vmi: String = observed.vmi.metadata.name.iter().flat_map(|name| name.chars()).take(VMI_NAME).collect();
             let at = time.0.strftime("%Y%m%d-%H%M%S");
-            entry.memory_dump_volume = Some(DomainMemoryDumpInfo {
+            entry.memory_dump_volume = Some(Box::new(DomainMemoryDumpInfo {
                 claim_name: Some(entry.name.clone()),
                 target_file_name: Some(format!("{vmi}-{}-{at}{}", entry.name, hotplug::DUMP_SUFFIX)),
                 ..DomainMemoryDumpInfo::default()
-            });
+            }));
             true
         }
         _ => false,

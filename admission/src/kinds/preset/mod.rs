@@ -119,7 +119,7 @@ const GROUPS: &[Group] = &[
         },
         copy: |preset, domain| {
             if let (Some(clock), None) = (&preset.clock, &domain.clock) {
-                domain.clock = Some(Clock { timer: None, ..clock.clone() });
+                domain.clock = Some(Box::new(Clock { timer: None, ..Clock::clone(clock) }));
             }
         },
     },

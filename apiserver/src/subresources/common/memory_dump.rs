@@ -23,7 +23,7 @@ pub(crate) fn conflict(vm: &VirtualMachine, message: impl Into<String>) -> ApiEr
 
 /// Returns the request under way.
 pub(crate) fn request(vm: &VirtualMachine) -> Option<&VirtualMachineMemoryDumpRequest> {
-    vm.status.as_ref()?.memory_dump_request.as_ref()
+    vm.status.as_ref()?.memory_dump_request.as_deref()
 }
 
 /// Returns the patch of the status that replaces the request.

@@ -102,7 +102,7 @@ fn relays(observed: &mut Observed, decision: &Decision) {
 }
 
 fn state_of(decision: &Decision) -> api::vmi::migration::VirtualMachineInstanceMigrationState {
-    written(decision).unwrap().migration_state.clone().unwrap()
+    *written(decision).unwrap().migration_state.clone().unwrap()
 }
 
 #[test]
