@@ -198,7 +198,7 @@ fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
     };
     let secret = |name: &str, secret: &String| pod_parts::secret(name, Some(secret.clone()), None);
     let scratch = || {
-        let size = claim::requested(&inputs.claim.requests).unwrap_or_default();
+        let size = inputs.claim.requested_bytes().unwrap_or_default();
         let limit = api::quantity::bytes(size.saturating_add(SCRATCH_EXTRA));
         let source = EmptyDirVolumeSource { size_limit: Some(limit), ..EmptyDirVolumeSource::default() };
         pod_parts::empty_dir("scratch", source)
@@ -225,7 +225,7 @@ fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
 /// Returns the task of the program as JSON.
 fn task(inputs: &Inputs<'_>) -> Result<String, String> {
     let spec = &inputs.volume.spec;
-    let requested = claim::requested(&inputs.claim.requests);
+    let requested = inputs.claim.requested_bytes();
     let is_archive = spec.content_type.as_deref() == Some("archive");
     // The disk in a file system is smaller than its claim.
     let size = requested.map(|size| if inputs.claim.block { size } else { claim::without_overhead(size) });

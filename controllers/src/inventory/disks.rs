@@ -31,7 +31,7 @@ impl Disks {
             let Some(claim_name) = claim_of(volume) else { continue };
             let Some(claim) = claim_named(claim_name) else { continue };
             let mode = if claim.block { "Block" } else { "Filesystem" };
-            let size = in_template(vm, claim_name).or_else(|| claim.requests.get("storage"));
+            let size = in_template(vm, claim_name).or(claim.requests.as_ref());
             if let Some(bytes) = size.and_then(|size| quantity::units(size).ok()) {
                 let labels = [name.as_str(), &namespace, claim_name, mode, &volume.name];
                 self.sizes.with_label_values(&labels).set(bytes as f64);
@@ -84,7 +84,7 @@ mod tests {
             },
         });
         disks.vm(&serde_json::from_value(vm).unwrap(), |name| {
-            let requests = [("storage".to_owned(), Quantity("2Gi".into()))].into();
+            let requests = Some(Quantity("2Gi".into()));
             let claim = CachedClaim { block: name == "made", requests, ..CachedClaim::default() };
             (name != "missing").then(|| Arc::new(claim))
         });

@@ -8,6 +8,7 @@ use api::{
     hotplug::dump_claim,
     owner,
     persistent_state::{LABEL, MIGRATION_LABEL},
+    quantity,
     vmi::volumes::Volume,
 };
 use k8s_openapi::{
@@ -24,6 +25,8 @@ use crate::{
     runtime::Kind,
 };
 
+/// Name of a size among amounts of resources.
+const STORAGE: &str = "storage";
 /// Access mode of claims that several nodes can mount.
 pub(crate) const SHARED: &str = "ReadWriteMany";
 /// Annotation of claims that neither CDI nor we fill.
@@ -85,9 +88,9 @@ pub(crate) struct CachedClaim {
     /// `Pending`, `Bound` or `Lost`.
     pub phase: String,
     /// Requested size.
-    pub requests: BTreeMap<String, Quantity>,
+    pub requests: Option<Quantity>,
     /// Size of the volume.
-    pub capacity: BTreeMap<String, Quantity>,
+    pub capacity: Option<Quantity>,
     /// An importer is still writing to it.
     pub populating: bool,
     /// Its blocks are allocated ahead.
@@ -111,6 +114,18 @@ pub(crate) struct CachedClaim {
 }
 
 impl CachedClaim {
+    /// Returns the requested size in bytes.
+    #[must_use]
+    pub(crate) fn requested_bytes(&self) -> Option<i64> {
+        quantity::units(self.requests.as_ref()?).ok()
+    }
+
+    /// Returns the size of the volume in bytes.
+    #[must_use]
+    pub(crate) fn capacity_bytes(&self) -> Option<i64> {
+        quantity::units(self.capacity.as_ref()?).ok()
+    }
+
     /// Returns true if an importer has filled the claim.
     #[must_use]
     pub(crate) fn is_filled(&self) -> bool {
@@ -139,6 +154,11 @@ impl CachedClaim {
         let facts = |claim: &Self| Self { metadata: ObjectMeta::default(), ..claim.clone() };
         facts(self) == facts(other) && self.data_volume() == other.data_volume()
     }
+}
+
+/// Returns a size as amounts of resources.
+pub(crate) fn amounts(size: Option<&Quantity>) -> BTreeMap<String, Quantity> {
+    size.map(|size| (STORAGE.to_owned(), size.clone())).into_iter().collect()
 }
 
 /// Returns the claim of a change, unless nothing that controllers depend on has changed.
@@ -198,6 +218,8 @@ impl From<PersistentVolumeClaim> for CachedClaim {
         let populated_for = annotations.and_then(|all| all.get(annotation::POPULATED_FOR)).cloned();
         let label = |key: &str| claim.metadata.labels.as_ref().and_then(|labels| labels.get(key)).cloned();
         let inference = claim.metadata.labels.iter().flatten().filter(|(key, _)| is_inference(key));
+        let mut access_modes = spec.access_modes.unwrap_or_default();
+        access_modes.shrink_to_fit();
         Self {
             state_of: label(LABEL),
             moved_by: label(MIGRATION_LABEL),
@@ -224,11 +246,11 @@ impl From<PersistentVolumeClaim> for CachedClaim {
             volume: spec.volume_name.filter(|name| !name.is_empty()),
             data_source: spec.data_source.map(|source| (source.kind, source.name)),
             block: spec.volume_mode.as_deref() == Some("Block"),
-            access_modes: spec.access_modes.unwrap_or_default(),
+            access_modes,
             storage_class: spec.storage_class_name,
             phase: status.phase.unwrap_or_default(),
-            requests: spec.resources.and_then(|resources| resources.requests).unwrap_or_default(),
-            capacity: status.capacity.unwrap_or_default(),
+            requests: spec.resources.and_then(|resources| resources.requests?.remove(STORAGE)),
+            capacity: status.capacity.and_then(|mut amounts| amounts.remove(STORAGE)),
             preallocated,
         }
     }

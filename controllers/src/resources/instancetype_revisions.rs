@@ -1,8 +1,12 @@
 //! Copies of instance types and preferences that VMs keep.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+};
 
 use api::instancetype::{MatchedKind, VERSION, revision};
+use daemon::lock;
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde_json::Value;
 
@@ -17,8 +21,8 @@ use crate::runtime::Kind;
 pub(crate) struct InstancetypeRevision {
     /// Metadata, reduced.
     pub metadata: ObjectMeta,
-    /// The copied object as JSON.
-    pub object: Box<str>,
+    /// The copied object as JSON. Most VMs have copies of a few objects, so equal texts are shared.
+    pub object: Arc<str>,
     /// The origin of a copy in a former API version.
     pub former: Option<Box<Origin>>,
 }
@@ -61,8 +65,26 @@ impl From<ControllerRevision> for InstancetypeRevision {
         if let Some(object) = object.as_object_mut() {
             object.remove("metadata");
         }
-        Self { metadata: slim(revision.metadata), object: object.to_string().into(), former: former.map(Box::new) }
+        Self { metadata: slim(revision.metadata), object: shared(object.to_string()), former: former.map(Box::new) }
     }
+}
+
+/// Texts of all copies.
+static TEXTS: Mutex<BTreeSet<Arc<str>>> = Mutex::new(BTreeSet::new());
+
+/// Returns a text that is shared with all copies that have the same.
+fn shared(text: String) -> Arc<str> {
+    let mut texts = lock(&TEXTS);
+    if let Some(known) = texts.get(text.as_str()) {
+        return known.clone();
+    }
+    // Texts of deleted copies go from time to time.
+    if texts.len().is_power_of_two() {
+        texts.retain(|text| Arc::strong_count(text) > 1);
+    }
+    let text: Arc<str> = text.into();
+    texts.insert(text.clone());
+    text
 }
 
 unindexed!(InstancetypeRevision);

@@ -1,5 +1,7 @@
 //! Instance types and preferences.
 
+use std::sync::Arc;
+
 use api::instancetype::{
     MatchedKind, VirtualMachineClusterInstancetype, VirtualMachineClusterPreference, VirtualMachineInstancetype,
     VirtualMachinePreference,
@@ -26,7 +28,7 @@ pub(crate) struct CachedInstancetype {
     /// It comes from a vendor whose names metrics may show.
     pub is_vendors: bool,
     /// The whole object as JSON. It is parsed only when a VMI is started from it.
-    pub object: Box<str>,
+    pub object: Arc<str>,
 }
 
 impl CachedInstancetype {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// Keeps names, versions, times and owners.
-pub(super) fn slim(meta: ObjectMeta) -> ObjectMeta {
+pub(super) fn slim(mut meta: ObjectMeta) -> ObjectMeta {
+    // Vectors that were parsed have room for more entries.
+    meta.owner_references.iter_mut().for_each(Vec::shrink_to_fit);
     ObjectMeta {
         name: meta.name,
         namespace: meta.namespace,

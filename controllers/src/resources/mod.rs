@@ -41,6 +41,8 @@ mod rights;
 pub(crate) mod roles;
 mod secrets;
 pub(crate) mod sharing;
+#[cfg(test)]
+mod sizes;
 pub(crate) mod snapshot_classes;
 pub(crate) mod snapshots;
 mod sources;

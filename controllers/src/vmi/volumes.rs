@@ -11,7 +11,7 @@ use api::{
     vmi::status::{PersistentVolumeClaimInfo, VolumeStatus},
 };
 
-use crate::resources::claims::{CachedClaim, claim_name};
+use crate::resources::claims::{CachedClaim, amounts, claim_name};
 
 /// Share of a volume that its file system is assumed to need, the reference's default.
 const FILESYSTEM_OVERHEAD: &str = "0.055";
@@ -61,11 +61,11 @@ pub(super) fn update_state(claim: Option<&CachedClaim>, entries: &mut Vec<Volume
 fn info(name: &str, claim: &CachedClaim) -> PersistentVolumeClaimInfo {
     PersistentVolumeClaimInfo {
         access_modes: claim.access_modes.clone(),
-        capacity: claim.capacity.clone(),
+        capacity: amounts(claim.capacity.as_ref()),
         claim_name: Some(name.to_owned()),
         filesystem_overhead: Some(FILESYSTEM_OVERHEAD.to_owned()),
         preallocated: claim.preallocated.then_some(true),
-        requests: claim.requests.clone(),
+        requests: amounts(claim.requests.as_ref()),
         volume_mode: Some(if claim.block { "Block" } else { "Filesystem" }.to_owned()),
     }
 }

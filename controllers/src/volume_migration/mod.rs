@@ -37,7 +37,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub(crate) use self::state::{needs_recovery, update_state};
 use crate::{
     data_volumes::{DataVolumes, Readiness, described},
-    resources::{Caches, claims::CachedClaim, vms::claim_names},
+    resources::{
+        Caches,
+        claims::{CachedClaim, amounts},
+        vms::claim_names,
+    },
 };
 
 /// Strategy of a VM whose VMI moves to other claims.
@@ -268,9 +272,9 @@ fn moved(
     let claim = claims.get(to)?;
     let destination = PersistentVolumeClaimInfo {
         access_modes: claim.access_modes.clone(),
-        capacity: claim.capacity.clone(),
+        capacity: amounts(claim.capacity.as_ref()),
         claim_name: Some(to.to_owned()),
-        requests: claim.requests.clone(),
+        requests: amounts(claim.requests.as_ref()),
         volume_mode: Some(if claim.block { "Block" } else { "Filesystem" }.to_owned()),
         ..PersistentVolumeClaimInfo::default()
     };

@@ -40,7 +40,7 @@ pub(in crate::importer) fn step(
     let source = facts.view();
     // Once the volume exists its size counts, and the source may be gone.
     let made = facts.temporary.as_deref().or(target);
-    let known = made.and_then(|claim| claim::requested(&claim.requests));
+    let known = made.and_then(CachedClaim::requested_bytes);
     let known = known.or_else(|| facts.volume.as_ref()?.size);
     let size = |spec: &PersistentVolumeClaimSpec| known.or_else(|| source::size(&source, spec, claim::overhead()));
     let spec = match claim::spec(&observed.volume, observed.defaults(), &size) {

@@ -40,15 +40,10 @@ impl Source<'_> {
     /// Returns the smallest size of a clone in bytes, if it is known.
     fn size(&self) -> Option<i64> {
         match self {
-            Self::Claim(claim) => claim.as_ref().and_then(|claim| claim::requested(&claim.requests)),
+            Self::Claim(claim) => claim.as_ref()?.requested_bytes(),
             Self::Snapshot(snapshot) => snapshot.as_ref()?.restore_size,
         }
     }
-}
-
-/// Returns the size of the volume of a claim.
-pub(super) fn capacity(claim: &CachedClaim) -> Option<i64> {
-    claim::requested(&claim.capacity)
 }
 
 /// Returns the size that a claim requests.
@@ -64,9 +59,9 @@ pub(super) fn size(source: &Source<'_>, spec: &PersistentVolumeClaimSpec, overhe
         Source::Claim(claim) => claim.as_ref()?,
     };
     if claim.storage_class == spec.storage_class_name && claim.block == block {
-        return claim::requested(&claim.requests);
+        return claim.requested_bytes();
     }
-    let capacity = capacity(claim)?;
+    let capacity = claim.capacity_bytes()?;
     if block {
         return Some(capacity);
     }

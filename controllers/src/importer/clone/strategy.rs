@@ -50,7 +50,7 @@ pub(super) fn choose(observed: &Observed<'_>, claim: &CachedClaim) -> Strategy {
     let Some(class) = observed.class else { return Strategy::Copy("the claim has no storage class") };
     let block = observed.spec.volume_mode.as_deref() == Some("Block");
     let size = source::requested(observed.spec);
-    let is_larger = source::capacity(claim).zip(size).is_some_and(|(capacity, size)| size > capacity);
+    let is_larger = claim.capacity_bytes().zip(size).is_some_and(|(capacity, size)| size > capacity);
     if class.copies {
         Strategy::Copy(
             "annotation cdi.kubevirt.io/clone-strategy of the storage class, or its StorageProfile, demands it",
