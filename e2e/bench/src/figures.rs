@@ -9,7 +9,7 @@ use ferrovirt_e2e_tests::repository;
 pub(crate) type Figures = BTreeMap<String, f64>;
 
 /// Targets of figures.
-const TARGETS: [(&str, f64); 35] = [
+const TARGETS: [(&str, f64); 37] = [
     ("vmi_running_over_pod", 1.5),
     ("vmi_ready_after_running_s", 0.05),
     ("pod_status_patch_over_without_policies", 1.03),
@@ -29,6 +29,8 @@ const TARGETS: [(&str, f64); 35] = [
     ("outside_qemu_private_mib", 5.0),
     ("overhead_mib", 120.0),
     ("overhead_used_over_requested", 1.0),
+    ("soak_used_over_requested", 1.0),
+    ("soak_cgroup_over_requested", 1.0),
     ("start_with_state_over_without", 1.2),
     ("swtpm_pss_mib", 5.0),
     ("virtiofsd_pss_mib", 6.0),

@@ -4,8 +4,8 @@
 //!
 //! Prints a table and writes `build/bench.json`, a flat object with one number per key. Keys contain the unit.
 //!
-//! `parts.rs` lists what one run measures. `consoles.rs`, `cold.rs` and `scale/` run only on request: the first and the last need a
-//! cluster of their own, and `cold.rs` removes images.
+//! `parts.rs` lists what one run measures. `consoles.rs`, `cold.rs`, `soak.rs` and `scale/` run only on request: the first and the last
+//! need a cluster of their own, `cold.rs` removes images, and `soak.rs` takes long.
 
 mod actions;
 mod answers;
@@ -31,6 +31,7 @@ mod pools;
 mod round_trips;
 mod scale;
 mod snapshots;
+mod soak;
 mod start;
 mod state;
 mod throughput;
@@ -40,7 +41,7 @@ mod writes;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use ferrovirt_e2e_tests::{story, webhook::Endpoint};
 
 use crate::{
@@ -115,9 +116,9 @@ fn main() -> Result<()> {
         print(&figures);
         return write(&figures, "bench-scale.json");
     }
-    let parts = if options.only.is_empty() { Part::value_variants() } else { &options.only };
+    let parts = if options.only.is_empty() { Part::usual() } else { options.only.clone() };
     story("bench", async |s| {
-        for part in parts {
+        for part in &parts {
             let result = part.measure(s, &options.sizes, &mut figures).await;
             if result.is_err() {
                 print(&figures);
@@ -145,6 +146,8 @@ mod tests {
         assert!(matches!(options.only[..], [Part::Drain, Part::RoundTrips]));
         assert!(parsed("bench --scale kwok --sizes 100,8000 --watchers 0,2000 --burst 500").is_ok());
         assert!(parsed("bench --watchers 0").is_err());
+        assert!(parsed("bench --only soak --soak-seconds 60").is_ok());
+        assert!(!Part::usual().iter().any(|part| matches!(part, Part::Soak)));
         assert!(parsed("bench --only drain --reviews").is_err());
     }
 }

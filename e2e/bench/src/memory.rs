@@ -8,7 +8,7 @@ use crate::{Figures, start::StartedVmi};
 
 /// Prints one line per process: pod UID or "-", program; in KiB RSS, PSS, private pages that differ from files, and PSS without the
 /// guest's memory (the mapping of 128 MiB) and without code that QEMU has translated.
-const LIST: &str = r#"
+pub(crate) const LIST: &str = r#"
 for p in /proc/[0-9]*; do
   name=$(cat $p/comm 2>/dev/null) || continue
   case "$name" in virt-*|libvirtd|virtqemud|qemu-system*|swtpm|passt) ;; *) continue ;; esac
@@ -31,15 +31,21 @@ struct Process {
     own: f64,
 }
 
+impl Process {
+    /// Returns true if the process is of the pod with this UID.
+    fn is_of(&self, uid: &str) -> bool {
+        self.pod.contains(uid) || self.pod.contains(&uid.replace('-', "_"))
+    }
+}
+
 /// Reads the memory of the VMI's processes and of the control processes on its node.
 pub(crate) async fn measure(story: &Story, vmi: &StartedVmi<'_>, figures: &mut Figures) -> Result<()> {
     let pod = story.launcher_pod(&vmi.name).await?;
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
     let listing = story.on_node(&story.node_of(&vmi.name).await?, LIST).await?;
     let processes = parse(&listing)?;
-    let (mut outside, mut qemu, mut private, mut used) = (0.0, 0.0, 0.0, 0.0);
-    for process in processes.iter().filter(|p| p.pod.contains(uid) || p.pod.contains(&uid.replace('-', "_"))) {
-        used += process.own;
+    let (mut outside, mut qemu, mut private) = (0.0, 0.0, 0.0);
+    for process in processes.iter().filter(|process| process.is_of(uid)) {
         let role = match process.program.as_str() {
             program if program.starts_with("qemu-system") => {
                 qemu += process.pss;
@@ -66,7 +72,7 @@ pub(crate) async fn measure(story: &Story, vmi: &StartedVmi<'_>, figures: &mut F
     figures.insert("outside_qemu_private_mib".into(), private);
     let overhead = overhead(&pod)?;
     figures.insert("overhead_mib".into(), overhead);
-    figures.insert("overhead_used_over_requested".into(), used / overhead);
+    figures.insert("overhead_used_over_requested".into(), used(&listing, uid)? / overhead);
     for daemon in ["virt-api", "virt-controller", "virt-handler"] {
         // The figure is the maximum over all replicas.
         let largest = processes.iter().filter(|p| p.program == daemon).map(|p| p.rss).reduce(f64::max);
@@ -77,8 +83,14 @@ pub(crate) async fn measure(story: &Story, vmi: &StartedVmi<'_>, figures: &mut F
     Ok(())
 }
 
+/// Returns the PSS of a pod's processes in MiB, without the guest's memory and translated code.
+pub(crate) fn used(listing: &str, uid: &str) -> Result<f64> {
+    let processes = parse(listing)?;
+    Ok(processes.iter().filter(|process| process.is_of(uid)).map(|process| process.own).sum())
+}
+
 /// Returns the memory that a launcher pod requests beside the guest's, without that for translated code.
-fn overhead(pod: &Value) -> Result<f64> {
+pub(crate) fn overhead(pod: &Value) -> Result<f64> {
     let text = pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str();
     let bytes: i64 = text.context("pod without its overhead")?.parse()?;
     let command = pod["spec"]["containers"][0]["command"].as_array().context("pod without command")?;
@@ -109,7 +121,7 @@ fn parse(listing: &str) -> Result<Vec<Process>> {
 mod tests {
     use serde_json::json;
 
-    use super::{Process, overhead, parse};
+    use super::{Process, overhead, parse, used};
 
     #[test]
     fn listing_is_read_in_mib() {
@@ -118,6 +130,7 @@ mod tests {
         let Process { rss, pss, private, own, .. } = &processes[0];
         assert_eq!([rss, pss, private, own].map(|mib| mib.round() as i64), [2, 1, 3, 4]);
         assert!(parse("what").is_err());
+        assert_eq!(used("podab_cd virt-launcher 0 0 0 4096\npodef qemu-system 0 0 0 2048", "ab-cd").unwrap(), 4.0);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::{
     Figures, actions, answers, changes, drain, handler, hibernation, imports, leader, memory, migration, policies,
-    pools, round_trips, snapshots, start, state, throughput, webhook, writes,
+    pools, round_trips, snapshots, soak, start, state, throughput, webhook, writes,
 };
 
 /// A part of the benchmark.
@@ -49,6 +49,8 @@ pub(crate) enum Part {
     Drain,
     /// Admission reviews, also during an attack
     Reviews,
+    /// Memory of a VM that is used for a long time; only on request
+    Soak,
 }
 
 /// Sizes of the parts.
@@ -69,9 +71,17 @@ pub(crate) struct Sizes {
     /// Number of pods that are created with the policies of the chart, and without
     #[arg(long, default_value_t = 300)]
     pods: usize,
+    /// Seconds for which the part `soak` uses its VM
+    #[arg(long, default_value_t = 1800)]
+    soak_seconds: u64,
 }
 
 impl Part {
+    /// Returns the parts of a run without a choice.
+    pub(crate) fn usual() -> Vec<Self> {
+        Self::value_variants().iter().copied().filter(|part| !matches!(part, Self::Soak)).collect()
+    }
+
     /// Measures the part.
     pub(crate) async fn measure(self, s: &Story, sizes: &Sizes, figures: &mut Figures) -> Result<()> {
         let rounds = sizes.rounds;
@@ -93,6 +103,7 @@ impl Part {
             Self::RoundTrips => round_trips::measure(s, figures).await,
             Self::Drain => drain::measure(s, sizes.drain_vms, figures).await,
             Self::Reviews => reviews(s, figures).await,
+            Self::Soak => soak::measure(s, Duration::from_secs(sizes.soak_seconds), figures).await,
         }
     }
 }
