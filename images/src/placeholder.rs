@@ -22,7 +22,7 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 pub(crate) struct Placeholder {
     /// Name under which programs load it.
     pub library: &'static str,
-    /// Functions that programs call at their start; they return 0.
+    /// Functions that programs call at their start, and those whose null pointer they handle; they return 0.
     pub called: &'static [&'static str],
     /// Functions whose failure programs handle; they return 1.
     pub failing: &'static [&'static str],
