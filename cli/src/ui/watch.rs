@@ -1,12 +1,15 @@
 //! The list of VMs and VMIs and its changes, sent to a page as texts in JSON.
 
+use std::time::Duration;
+
 use futures::{SinkExt, Stream, StreamExt, stream::select};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject},
     runtime::{
         WatchStreamExt,
-        watcher::{self, Event, watcher},
+        utils::Backoff,
+        watcher::{self, DefaultBackoff, Event, watcher},
     },
 };
 use serde_json::{Value, json};
@@ -15,6 +18,22 @@ use tokio_tungstenite::{WebSocketStream, tungstenite::Message};
 
 use super::rows;
 use crate::Connection;
+
+/// A back-off that time alone resets. An event would, and a stream has one before it requests a list: pauses between lists that fail
+/// would not grow.
+struct Pauses(DefaultBackoff);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {}
+}
 
 /// Sends the list of a namespace, or of all, until the page leaves.
 pub(super) async fn serve<S>(connection: &Connection, namespace: Option<&str>, page: &mut WebSocketStream<S>)
@@ -55,7 +74,7 @@ fn changes(
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client, namespace, &resource),
         None => Api::all_with(client, &resource),
     };
-    let changes = watcher(api, watcher::Config::default()).default_backoff();
+    let changes = watcher(api, watcher::Config::default()).backoff(Pauses(DefaultBackoff::default()));
     changes.map(move |change| render(kind, change, row)).boxed()
 }
 
