@@ -122,7 +122,9 @@ fn apply_disk(preferred: &DevicePreferences, disk: &mut Disk) {
     } else {
         let target = disk.disk.get_or_insert_default();
         fill_text(&mut target.bus, preferred.preferred_disk_bus.as_ref());
-        fill(&mut disk.block_size, preferred.preferred_disk_block_size.as_ref());
+        if disk.block_size.is_none() {
+            disk.block_size = preferred.preferred_disk_block_size.clone().map(Box::new);
+        }
         fill_text(&mut disk.cache, preferred.preferred_disk_cache.as_ref());
         fill_text(&mut disk.io, preferred.preferred_disk_io.as_ref());
         if target.bus.as_deref() == Some("virtio") {

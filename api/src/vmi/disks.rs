@@ -11,7 +11,7 @@ use crate::vmi::features::FeatureState;
 pub struct Disk {
     /// Sector sizes of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub block_size: Option<BlockSize>,
+    pub block_size: Option<Box<BlockSize>>,
     /// Position in the boot order, counted from 1; devices without one come last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u64>,
@@ -20,7 +20,7 @@ pub struct Disk {
     pub cache: Option<String>,
     /// Attach as CD-ROM.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cdrom: Option<CdromTarget>,
+    pub cdrom: Option<Box<CdromTarget>>,
     /// Track changed blocks for incremental backups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed_block_tracking: Option<bool>,
@@ -38,7 +38,7 @@ pub struct Disk {
     pub io: Option<String>,
     /// Attach as SCSI LUN with command passthrough.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lun: Option<LunTarget>,
+    pub lun: Option<Box<LunTarget>>,
     /// Name of the volume behind the disk.
     pub name: String,
     /// Serial number shown to the guest.

@@ -376,6 +376,35 @@ pub struct StorageMigratedVolumeInfo {
     pub volume_name: String,
 }
 
+/// Amounts of resources by name. A `BTreeMap` has room for eleven, and claims have one.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(from = "BTreeMap<String, Quantity>", into = "BTreeMap<String, Quantity>")]
+pub struct Amounts(Box<[(String, Quantity)]>);
+
+impl Amounts {
+    /// Returns the amount of a resource.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Quantity> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, amount)| amount)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl From<BTreeMap<String, Quantity>> for Amounts {
+    fn from(amounts: BTreeMap<String, Quantity>) -> Self {
+        Self(amounts.into_iter().collect())
+    }
+}
+
+impl From<Amounts> for BTreeMap<String, Quantity> {
+    fn from(amounts: Amounts) -> Self {
+        amounts.0.into_vec().into_iter().collect()
+    }
+}
+
 /// State of a claim.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -384,8 +413,9 @@ pub struct PersistentVolumeClaimInfo {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
     /// Actual size.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub capacity: BTreeMap<String, Quantity>,
+    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[schemars(with = "BTreeMap<String, Quantity>")]
+    pub capacity: Amounts,
     /// Name of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_name: Option<String>,
@@ -396,9 +426,27 @@ pub struct PersistentVolumeClaimInfo {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preallocated: Option<bool>,
     /// Requested size.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub requests: BTreeMap<String, Quantity>,
+    #[serde(default, skip_serializing_if = "Amounts::is_empty")]
+    #[schemars(with = "BTreeMap<String, Quantity>")]
+    pub requests: Amounts,
     /// `Block` or `Filesystem`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_mode: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn amounts_are_a_map_on_the_wire() {
+        let written = json!({"capacity": {"storage": "2Gi", "x": "1"}, "requests": {"storage": "1Gi"}});
+        let info: PersistentVolumeClaimInfo = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(info.capacity.get("storage"), Some(&Quantity("2Gi".to_owned())));
+        assert_eq!(info.requests.get("x"), None);
+        assert_eq!(serde_json::to_value(info).unwrap(), written);
+        assert_eq!(serde_json::to_value(PersistentVolumeClaimInfo::default()).unwrap(), json!({}));
+    }
 }

@@ -9,7 +9,7 @@ use api::{
     owner,
     persistent_state::{LABEL, MIGRATION_LABEL},
     quantity,
-    vmi::volumes::Volume,
+    vmi::{status::Amounts, volumes::Volume},
 };
 use k8s_openapi::{
     api::core::v1::PersistentVolumeClaim,
@@ -157,8 +157,9 @@ impl CachedClaim {
 }
 
 /// Returns a size as amounts of resources.
-pub(crate) fn amounts(size: Option<&Quantity>) -> BTreeMap<String, Quantity> {
-    size.map(|size| (STORAGE.to_owned(), size.clone())).into_iter().collect()
+pub(crate) fn amounts(size: Option<&Quantity>) -> Amounts {
+    let amounts: BTreeMap<String, Quantity> = size.map(|size| (STORAGE.to_owned(), size.clone())).into_iter().collect();
+    amounts.into()
 }
 
 /// Returns the claim of a change, unless nothing that controllers depend on has changed.
