@@ -39,6 +39,14 @@ impl<K: Cached> Content<K> {
         }
     }
 
+    /// Returns true if the object of the key is known in the version of `meta`, or in a newer one.
+    pub(super) fn has(&self, key: &Key, meta: &ObjectMeta) -> bool {
+        self.objects
+            .get(key)
+            .map(|known| known.meta())
+            .is_some_and(|known| version(known) > version(meta) || known.resource_version == meta.resource_version)
+    }
+
     /// Stores an object. Returns the former one of the key.
     pub(super) fn insert(&mut self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
         let known = self.objects.get_key_value(&key).map(|(key, former)| (key.clone(), former.clone()));

@@ -21,7 +21,7 @@ use daemon::lock;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch::Sender;
 
-use self::content::{Content, version};
+use self::content::Content;
 pub(crate) use self::{
     key::Key,
     watch::{Presence, Source, Watch},
@@ -236,15 +236,16 @@ impl<K: Cached> Cache<K> {
     }
 
     fn apply(&self, mut object: K, is_answer: bool) {
-        object.trim();
         let key = Key::of(object.meta());
+        // The watch brings back each of our writes.
+        if self.content.read().unwrap_or_else(PoisonError::into_inner).has(&key, object.meta()) {
+            return;
+        }
+        object.trim();
         let object = Arc::new(object);
         let former = {
             let mut content = self.write();
-            if let Some(known) = content.objects.get(&key)
-                && (version(known.meta()) > version(object.meta())
-                    || (is_answer && known.meta().resource_version == object.meta().resource_version))
-            {
+            if content.has(&key, object.meta()) {
                 return;
             }
             if is_answer && object.meta().uid.as_ref().is_some_and(|uid| content.is_buried(uid)) {
@@ -256,10 +257,6 @@ impl<K: Cached> Cache<K> {
             }
             content.insert(key, object.clone())
         };
-        // The watch brings back each of our writes, which is no change.
-        if former.as_ref().is_some_and(|former| former.meta().resource_version == object.meta().resource_version) {
-            return;
-        }
         self.notify((former.as_deref(), Some(&object)));
     }
 

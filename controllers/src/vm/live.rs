@@ -83,6 +83,9 @@ pub(super) fn update(
         Some(template) => refused.or(move_volumes(observed, instance, template, decision)?),
         None => refused,
     };
+    if wanted == *instance {
+        return Ok(refused);
+    }
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
     if !decision.must_wait(observed.failure.as_ref(), FAILED_UPDATE, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);

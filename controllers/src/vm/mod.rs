@@ -224,6 +224,10 @@ fn write_status(
     counts: bool,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
+    // Most decisions change nothing, which costs less to see here than in JSON.
+    if vm == wanted {
+        return Ok(());
+    }
     let Some(change) = Effect::change(Kind::VirtualMachine, vm, wanted, Some("status"))? else { return Ok(()) };
     let warning = warning(vm, wanted);
     if let Some(wait) = follows.filter(|_| warning.is_none()) {

@@ -91,7 +91,12 @@ impl Template {
         let (placement, storage, size) = (Placement::of(&expanded), Storage::of(&expanded), Size::of(&expanded));
         let nics = Nics::of(&expanded);
         let copies = [&observed.instancetype, &observed.preference].map(|lookup| lookup.copy_name(&observed.vm));
-        let digests = TemplateDigests::of(&observed.vm.spec.template, copies, Some(expanded));
+        let mut digests = TemplateDigests::of(&observed.vm.spec.template, copies, None);
+        // Nothing else is compared with a start from a template that users wrote alike.
+        let started = observed.instance.as_deref().and_then(|vmi| started(observed, vmi));
+        if started.is_some_and(|started| !started.is_written_alike(&digests)) {
+            digests.expanded = Some(SpecDigests::of(expanded));
+        }
         Self { digests, placement, storage, size, nics, in_effect: Vec::new(), differing: Vec::new() }
     }
 

@@ -168,8 +168,10 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     finalizers(observed, &mut wanted);
     stamp_phase(instance, &mut wanted, observed.now);
 
+    // Most decisions change nothing, which costs less to see here than in JSON.
+    let change = if wanted == *instance { None } else { Effect::change(Kind::Instance, instance, &wanted, None)? };
     // After the pod, so that the status never delays a start.
-    if let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? {
+    if let Some(change) = change {
         decision.push(with_failure_event(instance, &wanted, change));
         decision.effects.extend(hotplug::events(instance, &wanted));
         decision.effects.extend(resize::events(instance, &wanted));
