@@ -97,7 +97,7 @@ fn now() -> String {
 async fn follow(vmis: Api<DynamicObject>, pods: Api<DynamicObject>, namespace: String, clients: Arc<Clients>) {
     let permits = Arc::new(Semaphore::new(WRITES));
     let mut writes = JoinSet::new();
-    let watch = |api| daemon::watch::events(api, watcher::Config::default()).applied_objects();
+    let watch = |api: Api<DynamicObject>| daemon::watch::events(api, watcher::Config::default()).applied_objects();
     let (vmis, pods) = (watch(vmis).map(|vmi| vmi.map(Changed::Vmi)), watch(pods).map(|pod| pod.map(Changed::Pod)));
     let mut events = stream::select(vmis.boxed(), pods.boxed());
     let mut known = Known::default();
