@@ -25,12 +25,17 @@ pub struct Webhook {
     pub path: &'static str,
     /// Group and plural of its resource; a request for another fails. `None`: the webhook checks the resource itself,
     /// because its message differs or it has many resources.
-    pub resource: Option<(&'static str, &'static str)>,
+    pub resource: Resource,
     /// Operations that it checks; others are allowed.
     operations: &'static [Operation],
     /// The rules.
-    evaluate: fn(&Context<'_>) -> Result<Decision, Interrupt>,
+    evaluate: Rules,
 }
+
+/// Group and plural of a resource.
+type Resource = Option<(&'static str, &'static str)>;
+/// The rules of a webhook.
+type Rules = fn(&Context<'_>) -> Result<Decision, Interrupt>;
 
 /// For webhooks that reject operations they are not registered for.
 const ANY: &[Operation] = &[Operation::Create, Operation::Update, Operation::Delete, Operation::Connect];
@@ -39,139 +44,67 @@ const CREATES: &[Operation] = &[Operation::Create];
 const UPDATES: &[Operation] = &[Operation::Update];
 const DELETES: &[Operation] = &[Operation::Delete];
 
-const VMS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachines"));
-const VMIS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstances"));
-const MIGRATIONS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancemigrations"));
-const PRESETS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancepresets"));
-const INSTANCETYPES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachineinstancetypes"));
-const CLUSTER_INSTANCETYPES: Option<(&str, &str)> =
-    Some((api::instancetype::GROUP, "virtualmachineclusterinstancetypes"));
-const PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachinepreferences"));
-const CLUSTER_PREFERENCES: Option<(&str, &str)> = Some((api::instancetype::GROUP, "virtualmachineclusterpreferences"));
-const CLONES: Option<(&str, &str)> = Some((clone::GROUP, clone::PLURAL));
-const DATA_VOLUMES: Option<(&str, &str)> = Some((api::cdi::GROUP, data_volume::PLURAL));
-const REPLICA_SETS: Option<(&str, &str)> = Some((api::constants::GROUP, "virtualmachineinstancereplicasets"));
+const VMS: Resource = Some((api::constants::GROUP, "virtualmachines"));
+const VMIS: Resource = Some((api::constants::GROUP, "virtualmachineinstances"));
+const MIGRATIONS: Resource = Some((api::constants::GROUP, "virtualmachineinstancemigrations"));
+const PRESETS: Resource = Some((api::constants::GROUP, "virtualmachineinstancepresets"));
+const INSTANCETYPES: Resource = Some((api::instancetype::GROUP, "virtualmachineinstancetypes"));
+const CLUSTER_INSTANCETYPES: Resource = Some((api::instancetype::GROUP, "virtualmachineclusterinstancetypes"));
+const PREFERENCES: Resource = Some((api::instancetype::GROUP, "virtualmachinepreferences"));
+const CLUSTER_PREFERENCES: Resource = Some((api::instancetype::GROUP, "virtualmachineclusterpreferences"));
+const CLONES: Resource = Some((clone::GROUP, clone::PLURAL));
+const DATA_VOLUMES: Resource = Some((api::cdi::GROUP, data_volume::PLURAL));
+const REPLICA_SETS: Resource = Some((api::constants::GROUP, "virtualmachineinstancereplicasets"));
 
 /// All webhooks. The webhook configurations in the chart register them.
 pub const WEBHOOKS: &[Webhook] = &[
-    Webhook { path: "/virtualmachines-mutate", resource: VMS, operations: WRITES, evaluate: vm::mutate },
-    Webhook { path: "/virtualmachines-validate", resource: VMS, operations: WRITES, evaluate: vm::validate },
-    Webhook { path: "/virtualmachineinstances-mutate", resource: VMIS, operations: WRITES, evaluate: vmi::mutate },
-    Webhook {
-        path: "/virtualmachineinstances-validate-create",
-        resource: VMIS,
-        operations: CREATES,
-        evaluate: vmi::validate_create,
-    },
-    Webhook {
-        path: "/virtualmachineinstances-validate-update",
-        resource: VMIS,
-        operations: UPDATES,
-        evaluate: vmi::validate_update,
-    },
-    Webhook {
-        path: "/virtualmachinereplicaset-validate",
-        resource: REPLICA_SETS,
-        operations: WRITES,
-        evaluate: replica_set::validate,
-    },
-    Webhook {
-        path: "/virtualmachineinstancetypes-validate",
-        resource: INSTANCETYPES,
-        operations: WRITES,
-        evaluate: instancetype::validate_instancetype,
-    },
-    Webhook {
-        path: "/virtualmachineclusterinstancetypes-validate",
-        resource: CLUSTER_INSTANCETYPES,
-        operations: WRITES,
-        evaluate: instancetype::validate_instancetype,
-    },
-    Webhook {
-        path: "/virtualmachinepreferences-validate",
-        resource: PREFERENCES,
-        operations: WRITES,
-        evaluate: instancetype::validate_preference,
-    },
-    Webhook {
-        path: "/virtualmachineclusterpreferences-validate",
-        resource: CLUSTER_PREFERENCES,
-        operations: WRITES,
-        evaluate: instancetype::validate_preference,
-    },
-    Webhook { path: "/vmipreset-validate", resource: PRESETS, operations: WRITES, evaluate: preset::validate },
-    Webhook { path: "/virtualmachinepool-validate", resource: None, operations: WRITES, evaluate: pool::validate },
-    Webhook {
-        path: "/migration-mutate-create",
-        resource: MIGRATIONS,
-        operations: CREATES,
-        evaluate: migration::mutate,
-    },
-    Webhook {
-        path: "/migration-validate-create",
-        resource: None,
-        operations: CREATES,
-        evaluate: migration::validate_create,
-    },
-    Webhook {
-        path: "/migration-validate-update",
-        resource: None,
-        operations: UPDATES,
-        evaluate: migration::validate_update,
-    },
-    Webhook {
-        path: "/migration-policy-validate-create",
-        resource: None,
-        operations: WRITES,
-        evaluate: policy::validate,
-    },
-    Webhook { path: "/deletion-validate", resource: None, operations: DELETES, evaluate: deletion::validate },
-    Webhook { path: "/pod-eviction-validate", resource: None, operations: CREATES, evaluate: eviction::validate },
-    Webhook {
-        path: "/virtualmachinesnapshots-validate",
-        resource: None,
-        operations: ANY,
-        evaluate: snapshot::validate,
-    },
-    Webhook { path: "/virtualmachinerestores-validate", resource: None, operations: ANY, evaluate: restore::validate },
-    Webhook { path: "/virtualmachineexports-validate", resource: None, operations: ANY, evaluate: export::validate },
-    Webhook { path: "/virtualmachinebackups-validate", resource: None, operations: ANY, evaluate: backup::validate },
-    Webhook {
-        path: "/virtualmachinebackuptrackers-validate",
-        resource: None,
-        operations: ANY,
-        evaluate: backup::validate_tracker,
-    },
-    Webhook { path: "/vm-clone-mutate-create", resource: CLONES, operations: CREATES, evaluate: clone::mutate },
-    Webhook { path: "/vm-clone-validate-create", resource: None, operations: WRITES, evaluate: clone::validate },
-    Webhook { path: "/datavolumes-mutate", resource: DATA_VOLUMES, operations: WRITES, evaluate: data_volume::mutate },
-    Webhook {
-        path: "/datavolumes-validate",
-        resource: DATA_VOLUMES,
-        operations: WRITES,
-        evaluate: data_volume::validate,
-    },
-    Webhook { path: "/plugin-validate", resource: None, operations: WRITES, evaluate: plugin::validate },
-    Webhook { path: "/status-validate", resource: None, operations: WRITES, evaluate: status::validate },
-    Webhook {
-        path: "/kubevirt-validate-create",
-        resource: None,
-        operations: CREATES,
-        evaluate: kubevirt::validate_create,
-    },
-    Webhook {
-        path: "/kubevirt-validate-update",
-        resource: None,
-        operations: UPDATES,
-        evaluate: kubevirt::validate_update,
-    },
-    Webhook {
-        path: "/kubevirt-validate-delete",
-        resource: None,
-        operations: DELETES,
-        evaluate: kubevirt::validate_delete,
-    },
+    webhook("/virtualmachines-mutate", VMS, WRITES, vm::mutate),
+    webhook("/virtualmachines-validate", VMS, WRITES, vm::validate),
+    webhook("/virtualmachineinstances-mutate", VMIS, WRITES, vmi::mutate),
+    webhook("/virtualmachineinstances-validate-create", VMIS, CREATES, vmi::validate_create),
+    webhook("/virtualmachineinstances-validate-update", VMIS, UPDATES, vmi::validate_update),
+    webhook("/virtualmachinereplicaset-validate", REPLICA_SETS, WRITES, replica_set::validate),
+    webhook("/virtualmachineinstancetypes-validate", INSTANCETYPES, WRITES, instancetype::validate_instancetype),
+    webhook(
+        "/virtualmachineclusterinstancetypes-validate",
+        CLUSTER_INSTANCETYPES,
+        WRITES,
+        instancetype::validate_instancetype,
+    ),
+    webhook("/virtualmachinepreferences-validate", PREFERENCES, WRITES, instancetype::validate_preference),
+    webhook(
+        "/virtualmachineclusterpreferences-validate",
+        CLUSTER_PREFERENCES,
+        WRITES,
+        instancetype::validate_preference,
+    ),
+    webhook("/vmipreset-validate", PRESETS, WRITES, preset::validate),
+    webhook("/virtualmachinepool-validate", None, WRITES, pool::validate),
+    webhook("/migration-mutate-create", MIGRATIONS, CREATES, migration::mutate),
+    webhook("/migration-validate-create", None, CREATES, migration::validate_create),
+    webhook("/migration-validate-update", None, UPDATES, migration::validate_update),
+    webhook("/migration-policy-validate-create", None, WRITES, policy::validate),
+    webhook("/deletion-validate", None, DELETES, deletion::validate),
+    webhook("/pod-eviction-validate", None, CREATES, eviction::validate),
+    webhook("/virtualmachinesnapshots-validate", None, ANY, snapshot::validate),
+    webhook("/virtualmachinerestores-validate", None, ANY, restore::validate),
+    webhook("/virtualmachineexports-validate", None, ANY, export::validate),
+    webhook("/virtualmachinebackups-validate", None, ANY, backup::validate),
+    webhook("/virtualmachinebackuptrackers-validate", None, ANY, backup::validate_tracker),
+    webhook("/vm-clone-mutate-create", CLONES, CREATES, clone::mutate),
+    webhook("/vm-clone-validate-create", None, WRITES, clone::validate),
+    webhook("/datavolumes-mutate", DATA_VOLUMES, WRITES, data_volume::mutate),
+    webhook("/datavolumes-validate", DATA_VOLUMES, WRITES, data_volume::validate),
+    webhook("/plugin-validate", None, WRITES, plugin::validate),
+    webhook("/status-validate", None, WRITES, status::validate),
+    webhook("/kubevirt-validate-create", None, CREATES, kubevirt::validate_create),
+    webhook("/kubevirt-validate-update", None, UPDATES, kubevirt::validate_update),
+    webhook("/kubevirt-validate-delete", None, DELETES, kubevirt::validate_delete),
 ];
+
+const fn webhook(path: &'static str, resource: Resource, operations: &'static [Operation], evaluate: Rules) -> Webhook {
+    Webhook { path, resource, operations, evaluate }
+}
 
 impl Webhook {
     /// Returns the webhook at a path.
