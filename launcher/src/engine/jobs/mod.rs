@@ -58,8 +58,14 @@ pub(crate) const WAITING: usize = 16;
 /// Failure of an aborted migration.
 const ABORTED: &str = "Live migration has been aborted";
 
+/// The name of a job, for refusals and results.
+pub(crate) trait Named {
+    /// Returns the name.
+    fn name(&self) -> JobName;
+}
+
 /// A job: its steps and its place among the other works.
-pub(crate) trait Steps {
+pub(crate) trait Steps: Named {
     /// Decides on an input. `None` ends the job. A late result, for which the step does not wait, changes nothing.
     fn take(self, base: &mut Base, input: JobInput) -> Option<Self>
     where
@@ -75,8 +81,6 @@ pub(crate) trait Steps {
     {
         (Some(self), Some(request))
     }
-    /// Returns the name, for refusals and results.
-    fn name(&self) -> JobName;
     /// Returns the step in words.
     fn progress(&self) -> &'static str;
     /// Returns the time of the next [`JobInput::Timer`].
@@ -117,7 +121,7 @@ fn is_repeated(error: &HypervisorError) -> bool {
 /// A request to end the domain.
 pub(crate) type EndRequest = (RequestId, Action);
 
-/// Declares the jobs: their enum, and the dispatch of [`Steps`].
+/// Declares the jobs: their enum, their names, and the dispatch of [`Steps`].
 macro_rules! jobs {
     ($($(#[doc = $text:literal])* $name:ident($job:ty),)*) => {
         /// A job in progress.
@@ -129,6 +133,16 @@ macro_rules! jobs {
         $(impl From<$job> for Job {
             fn from(job: $job) -> Self {
                 Self::$name(Box::new(job))
+            }
+        }
+
+        impl $job {
+            const NAME: JobName = JobName::$name;
+        }
+
+        impl Named for $job {
+            fn name(&self) -> JobName {
+                Self::NAME
             }
         })*
 

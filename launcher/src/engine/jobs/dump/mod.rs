@@ -3,7 +3,7 @@
 use protocol::Lifecycle;
 
 use super::{Steps, is_repeated};
-use crate::engine::model::{Base, DomainCall, JobInput, JobName, RequestError, Stage};
+use crate::engine::model::{Base, DomainCall, JobInput, RequestError, Stage};
 
 /// A memory dump. The published state names it, also after its end.
 #[derive(Clone, Debug)]
@@ -13,8 +13,6 @@ pub(crate) enum MemoryDump {
 }
 
 impl MemoryDump {
-    const NAME: JobName = JobName::MemoryDump;
-
     /// Begins to write the guest's memory to a file in a volume.
     pub(crate) fn begin(base: &mut Base, volume: String, file: String) -> Result<Self, RequestError> {
         let is_alive = matches!(base.published.lifecycle(), Lifecycle::Running | Lifecycle::Paused);
@@ -56,10 +54,6 @@ impl Steps for MemoryDump {
         // The guest was stopped meanwhile.
         base.read();
         None
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

@@ -27,8 +27,8 @@ use super::{ABORTED, EndRequest, INTERVAL, Steps, WAITING};
 use crate::{
     domain::parse::DomainConfig,
     engine::model::{
-        Action, Base, ChannelMode, DomainCall, JobInput, JobName, Link, MigrationEnd, MigrationRecord, RequestError,
-        RequestId, Stage, Work, copied_disks,
+        Action, Base, ChannelMode, DomainCall, JobInput, Link, MigrationEnd, MigrationRecord, RequestError, RequestId,
+        Stage, Work, copied_disks,
     },
     hypervisor::{HypervisorError, MigrateWay, Progress},
 };
@@ -101,8 +101,6 @@ fn obstacle(domain: &DomainConfig) -> Option<&'static str> {
 }
 
 impl MigrationSource {
-    const NAME: JobName = JobName::MigrationSource;
-
     fn new(request: Arc<MigrateRequest>, step: Step, now: Instant) -> Self {
         Self {
             request,
@@ -397,10 +395,6 @@ impl Steps for MigrationSource {
             ) => Some(self),
             (_, JobInput::Connected | results_of!(start sync shutdown dump save prepared served)) => Some(self),
         }
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

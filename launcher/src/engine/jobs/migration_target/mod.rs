@@ -23,8 +23,8 @@ use super::{DAEMON_DEADLINE, EndRequest, INTERVAL, Steps};
 use crate::{
     domain::{Domain, HostCpus},
     engine::model::{
-        Action, Base, ChannelMode, JobInput, JobName, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage,
-        Wanted, Work, disconnected,
+        Action, Base, ChannelMode, JobInput, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage, Wanted,
+        Work, disconnected,
     },
 };
 
@@ -63,8 +63,6 @@ enum Step {
 }
 
 impl MigrationTarget {
-    const NAME: JobName = JobName::MigrationTarget;
-
     /// Begins to prepare for the domain of another launcher.
     pub(crate) fn begin(
         base: &mut Base,
@@ -251,10 +249,6 @@ impl Steps for MigrationTarget {
             }
             (_, results_of!(start sync shutdown dump save source paused)) => Some(self),
         }
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

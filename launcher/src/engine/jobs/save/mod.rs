@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{INTERVAL, Steps, is_repeated};
 use crate::{
-    engine::model::{Base, DomainCall, Effect, JobInput, JobName, RequestError, SaveRecord, Stage, Work},
+    engine::model::{Base, DomainCall, Effect, JobInput, RequestError, SaveRecord, Stage, Work},
     hypervisor::HypervisorError,
 };
 
@@ -55,8 +55,6 @@ enum Step {
 }
 
 impl MemorySave {
-    const NAME: JobName = JobName::MemorySave;
-
     /// Begins to write the guest's memory to a file in a volume.
     pub(crate) fn begin(base: &mut Base, volume: String, file: String) -> Result<Self, RequestError> {
         // A paused guest would continue by itself when it is restored.
@@ -215,10 +213,6 @@ impl Steps for MemorySave {
                 | results_of!(start sync shutdown dump save source prepared served opened resumed paused),
             ) => at(step),
         })
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

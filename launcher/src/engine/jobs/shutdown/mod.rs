@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Steps;
 use crate::{
-    engine::model::{Action, Base, DomainCall, JobInput, JobName, Link},
+    engine::model::{Action, Base, DomainCall, JobInput, Link},
     hypervisor::HypervisorError,
 };
 
@@ -28,8 +28,6 @@ pub(crate) struct Shutdown {
 }
 
 impl Shutdown {
-    const NAME: JobName = JobName::Shutdown;
-
     /// Begins the shutdown of the guest.
     pub(crate) fn begin(base: &mut Base, grace: u64) -> Self {
         Self { force_at: force_at(base, grace), signal_at: base.now, signalling: false }.advance(base)
@@ -83,10 +81,6 @@ impl Steps for Shutdown {
             | results_of!(start sync dump save source prepared served opened resumed paused) => {}
         }
         Some(self)
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

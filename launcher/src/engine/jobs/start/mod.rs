@@ -23,9 +23,7 @@ pub(crate) use self::restored::is_restored;
 use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING};
 use crate::{
     domain::Domain,
-    engine::model::{
-        Base, DomainCall, JobInput, JobName, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late,
-    },
+    engine::model::{Base, DomainCall, JobInput, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late},
 };
 
 /// Start of the domain.
@@ -112,8 +110,6 @@ impl Step {
 }
 
 impl Start {
-    const NAME: JobName = JobName::Start;
-
     /// Begins a start.
     pub(crate) fn begin(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
         let start = Self { requests, wanted, step: Step::Preparing };
@@ -293,10 +289,6 @@ impl Steps for Start {
                 | results_of!(sync shutdown dump save source opened),
             ) => Some(at(step)),
         }
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {

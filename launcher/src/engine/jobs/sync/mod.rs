@@ -22,7 +22,7 @@ use crate::{
         parse::DomainConfig,
     },
     engine::model::{
-        Base, DomainCall, JobInput, JobName, Link, RequestError, RequestId, Wanted, Work, daemon_is_late, pluggable,
+        Base, DomainCall, JobInput, Link, RequestError, RequestId, Wanted, Work, daemon_is_late, pluggable,
         waits_for_disk,
     },
     hypervisor::HypervisorError,
@@ -58,8 +58,6 @@ enum Step {
 }
 
 impl Sync {
-    const NAME: JobName = JobName::Sync;
-
     /// Begins to bring the running domain in line with the VMI.
     pub(crate) fn begin(base: &mut Base, requests: Vec<RequestId>, wanted: Arc<Wanted>) -> Self {
         Self { requests, wanted, step: Step::Connecting { until: base.now + DAEMON_DEADLINE } }.on_connected(base)
@@ -209,10 +207,6 @@ impl Steps for Sync {
                 | results_of!(start shutdown dump save source prepared opened paused),
             ) => Some(sync(step)),
         }
-    }
-
-    fn name(&self) -> JobName {
-        Self::NAME
     }
 
     fn progress(&self) -> &'static str {
