@@ -1,6 +1,6 @@
 //! Parts that the long-running programs share.
 //!
-//! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`backoff`], [`signals`], [`logging`].
+//! - [`tasks`]: long-lived tasks under supervision, panics as errors; [`backoff`], [`errors`], [`signals`], [`logging`].
 //! - [`client`]: the client of the API server; [`watch`]: watches with jitter; [`config`]: the cluster configuration.
 //! - [`events`], [`merge_patch`]: writes to the cluster.
 //! - [`telemetry`]: traces of starts, exported to a collector.
@@ -11,7 +11,7 @@
 pub mod backoff;
 pub mod client;
 pub mod config;
-mod errors;
+pub mod errors;
 pub mod events;
 mod lock;
 pub mod logging;

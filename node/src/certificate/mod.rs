@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use api::tls::{GUEST_CLIENT_CN, HANDLER_CN, HANDLER_SIGNER, handler_request_name, handler_server_name};
 use daemon::{
-    backoff,
+    backoff, errors,
     tls::{Identity, TlsError},
 };
 use k8s_openapi::{
@@ -180,8 +180,7 @@ async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity)
             Err(error) => {
                 failures = failures.saturating_add(1);
                 let pause = backoff::pause(BACKOFF, failures);
-                let source = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(%error, source, ?role, ?pause, "no certificate");
+                tracing::warn!(error = errors::chain(&error), ?role, ?pause, "no certificate");
                 sleep(pause).await;
             }
         }

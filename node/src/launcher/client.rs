@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::lock;
+use daemon::{errors, lock};
 use hyper_util::rt::TokioIo;
 use protocol::{
     Chunk, Client, ConsoleInput, Done, FileSystemsReply, GuestFileSystem, GuestReportReply, HelloReply, LauncherState,
@@ -180,7 +180,7 @@ impl Launcher {
         let channel = tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect_with_connector(connector))
             .await
             .map_err(|_| LauncherError::Connect("no answer in time".into()))?
-            .map_err(|error| LauncherError::Connect(bounded(&with_causes(&error))))?;
+            .map_err(|error| LauncherError::Connect(bounded(&errors::chain(&error))))?;
         let client =
             Client::new(channel).max_decoding_message_size(ANSWER_LIMIT).max_encoding_message_size(MAX_MESSAGE_SIZE);
         Ok(Self { client })
@@ -264,18 +264,6 @@ pub(super) fn cut<T>(list: &mut Vec<T>) {
 fn cut_file_systems(list: &mut Vec<GuestFileSystem>) {
     cut(list);
     list.iter_mut().for_each(|system| cut(&mut system.disks));
-}
-
-/// Formats an error with its causes on one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -12,6 +12,6 @@ mod locate;
 mod paced;
 mod watch;
 
-pub(crate) use client::{CALL_TIMEOUT, GUEST_TIMEOUT, Launcher, LauncherError, Reply, bounded, with_causes};
+pub(crate) use client::{CALL_TIMEOUT, GUEST_TIMEOUT, Launcher, LauncherError, Reply, bounded};
 pub(crate) use locate::{Candidates, candidates, is_pod_uid};
 pub(crate) use watch::{Report, follow};

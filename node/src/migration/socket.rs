@@ -2,15 +2,13 @@
 
 use std::{io, time::Duration};
 
+use daemon::errors;
 use protocol::channels::{Channel, SOCKET};
 use tokio::net::UnixStream;
 use tonic::async_trait;
 
 use super::LauncherSocket;
-use crate::{
-    launcher::with_causes,
-    safe_dir::{SafeDir, connect_migration},
-};
+use crate::safe_dir::{SafeDir, connect_migration};
 
 /// Longest wait for a socket.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -31,7 +29,7 @@ impl PodSocket {
 impl PodSocket {
     async fn connect(&self, name: &str) -> io::Result<UnixStream> {
         let connected = connect_migration(&self.pods, &self.pod, name, LIMIT).await;
-        connected.map(|(stream, _)| stream).map_err(|error| io::Error::other(with_causes(&error)))
+        connected.map(|(stream, _)| stream).map_err(|error| io::Error::other(errors::chain(&error)))
     }
 }
 

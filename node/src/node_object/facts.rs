@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use api::config::ClusterConfig;
+use daemon::errors;
 use serde_json::Value;
 
 use super::labels::{self, Capabilities, NodeFacts};
@@ -37,10 +38,7 @@ impl Documents {
                 self.stats = Some(stats);
                 match parse(directory) {
                     Ok(capabilities) => self.capabilities = Some(capabilities),
-                    Err(error) => {
-                        let source = std::error::Error::source(&error).map(ToString::to_string);
-                        tracing::error!(%error, source, "node labels are not updated");
-                    }
+                    Err(error) => tracing::error!(error = errors::chain(&error), "node labels are not updated"),
                 }
             }
             Err(error) => tracing::error!(%error, "node labels are not updated"),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use api::{VirtualMachineInstance, dedicated};
+use daemon::errors;
 use protocol::{
     AbortJobRequest, AbortMigrationRequest, Done, DumpMemoryRequest, FinishRequest, HelloRequest, KillRequest,
     MigrateRequest, Nic, PrepareMigrationRequest, SaveMemoryRequest, ShutdownRequest, SyncReply, SyncRequest,
@@ -28,7 +29,7 @@ use super::{
     role::Role,
 };
 use crate::{
-    launcher::{CALL_TIMEOUT, LauncherError, bounded, with_causes},
+    launcher::{CALL_TIMEOUT, LauncherError, bounded},
     network::PodNetwork,
     volumes::{Volumes, Work},
 };
@@ -50,7 +51,7 @@ impl Call for Hello {
 
     async fn send(&self, to: &Connected) -> Answer<BTreeSet<Feature>> {
         let capabilities_cache = to.host.equip(&to.peer, &to.vmi).await.map_err(|error| {
-            let message = with_causes(&error);
+            let message = errors::chain(&error);
             if to.peer.is_alive() {
                 LauncherError::Refused { call: "Hello", message, irrecoverable: false }
             } else {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::config::ConfigHandle;
+use daemon::{config::ConfigHandle, errors};
 use protocol::{CacheFile, SmBios, VmiOptions};
 use tokio::net::UnixStream;
 use tonic::async_trait;
@@ -18,7 +18,7 @@ use super::migration_facts::Route;
 use crate::{
     devices::grant,
     host_disks,
-    launcher::{capabilities, with_causes},
+    launcher::capabilities,
     migration::{Channels, Migration, PodSocket, Target},
     network::{self, PodNetwork},
     safe_dir::{
@@ -236,7 +236,7 @@ impl Host for NodeHost {
                 Ok(false) => Err(ConnectError::NoPod),
                 _ => Err(ConnectError::NoSocket),
             },
-            Err(error) => Err(ConnectError::Refused(with_causes(&error))),
+            Err(error) => Err(ConnectError::Refused(errors::chain(&error))),
         }
     }
 
@@ -247,7 +247,7 @@ impl Host for NodeHost {
             Ok(label) => Some(label.unwrap_or_else(|| NO_SELINUX.to_owned())),
             Err(error) => {
                 tracing::warn!(
-                    error = with_causes(&error),
+                    error = errors::chain(&error),
                     "cannot read the SELinux label of the launcher's container"
                 );
                 None
@@ -325,7 +325,7 @@ impl Host for NodeHost {
                 ready.interfaces.iter_mut().for_each(|interface| sort_like(&mut interface.ips, self.address));
                 Ok(ready)
             }
-            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: with_causes(&error) }),
+            Err(error) => Err(NetworkFailure { permanent: error.is_permanent(), message: errors::chain(&error) }),
         }
     }
 }

@@ -1,15 +1,14 @@
 //! The call that creates the files of host disks before the domain starts. The launcher is not asked: it has no right to the
 //! directories.
 
+use daemon::errors;
+
 use super::{
     call::{Answer, Call, Connected},
     event::Event,
     observed::{Link, Now, Observed, SYNC},
 };
-use crate::{
-    host_disks,
-    launcher::{LauncherError, with_causes},
-};
+use crate::{host_disks, launcher::LauncherError};
 
 /// Creates the files of host disks that are missing, before the domain starts. A running or arriving domain has its files.
 #[derive(Debug, Default, PartialEq)]
@@ -34,7 +33,7 @@ impl Call for CreateHostDisks {
         let created = to.host.create_host_disks(&to.peer, &to.vmi).await;
         created.map_err(|error| LauncherError::Refused {
             call: Self::NAME,
-            message: with_causes(&error),
+            message: errors::chain(&error),
             irrecoverable: false,
         })
     }

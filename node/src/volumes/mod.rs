@@ -14,6 +14,7 @@ use std::{
 };
 
 use api::{VirtualMachineInstance, hotplug};
+use daemon::errors;
 use futures::future::join_all;
 use protocol::holder;
 use tokio::{
@@ -25,7 +26,6 @@ pub(crate) use self::published::Published;
 
 use crate::{
     devices::cgroup::{self, Change},
-    launcher::with_causes,
     safe_dir::{
         self, Kind, Peer, SafeDir, connect_pod,
         namespace::{Form, Target, clone_device, clone_directory, clone_dump, clone_image, clone_memory},
@@ -146,7 +146,7 @@ impl Error {
             Self::Path(error) => matches!(error, safe_dir::Error::NotMounted(_) | safe_dir::Error::PeerGone(_)),
             _ => false,
         };
-        Failure { message: with_causes(self), waiting }
+        Failure { message: errors::chain(self), waiting }
     }
 }
 
@@ -174,7 +174,7 @@ impl Desk<'_> {
         let volumes = work.attach.iter().map(|handover| &handover.volume).chain(&work.detach);
         let failed = |(volume, outcome): (&String, Result<(), Error>)| {
             let error = outcome.err()?;
-            tracing::debug!(volume, error = with_causes(&error), "the volume was not handed over or taken back");
+            tracing::debug!(volume, error = errors::chain(&error), "the volume was not handed over or taken back");
             Some((volume.clone(), error.failure()))
         };
         let failures = volumes.zip(attached.into_iter().chain(detached)).filter_map(failed).collect();

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::{backoff, config::ConfigHandle};
+use daemon::{backoff, config::ConfigHandle, errors};
 use futures::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -168,13 +168,9 @@ async fn offer(what: Arc<dyn Resource>, plugins_dir: &Path, offers: &watch::Send
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     let pause = backoff::pause(BACKOFF, failures);
-                    let source = std::error::Error::source(&error).map(ToString::to_string);
-                    let why = match &source {
-                        Some(source) => format!("{error}: {source}"),
-                        None => error.to_string(),
-                    };
-                    update(offers, resource, |offer| offer.registration = Registration::Failed(why));
-                    tracing::warn!(resource, %error, source, ?pause, "device plugin is not registered");
+                    let error = errors::chain(&error);
+                    tracing::warn!(resource, error, ?pause, "device plugin is not registered");
+                    update(offers, resource, |offer| offer.registration = Registration::Failed(error));
                     sleep(pause).await;
                 }
             }
