@@ -175,8 +175,17 @@ pub fn disks(spec: &mut VirtualMachineInstanceSpec) {
     }
 }
 
+/// Records the PCI topology of a guest with slots for hotplug.
+pub(crate) fn pci_topology(spec: &VirtualMachineInstanceSpec, metadata: &mut ObjectMeta) {
+    if has_pcie_hotplug(spec) {
+        let annotations = metadata.annotations.get_or_insert_default();
+        let version = annotations.entry(annotation::PCI_TOPOLOGY_VERSION.to_owned());
+        version.or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
+    }
+}
+
 /// Returns true if the machine type has PCI Express slots for hotplug.
-pub(crate) fn has_pcie_hotplug(spec: &VirtualMachineInstanceSpec) -> bool {
+fn has_pcie_hotplug(spec: &VirtualMachineInstanceSpec) -> bool {
     let arch = matches!(spec.architecture.as_deref(), None | Some("" | "amd64" | "arm64"));
     let machine_type = spec.domain.machine.as_ref().map(|machine| machine.type_.as_str());
     arch && machine_type.is_none_or(|type_| type_.contains("q35") || type_.starts_with("virt"))

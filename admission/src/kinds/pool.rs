@@ -120,12 +120,7 @@ pub(crate) fn field_errors(
         return errors;
     };
     errors.extend(vm::spec_errors(ROOT, vm, vmi, config, is_component));
-    let labels = template.metadata.labels.clone().unwrap_or_default();
-    match rules::label_selector::matches(&pool.selector, &labels) {
-        Ok(true) => {}
-        Ok(false) => errors.invalid("spec.selector", "selector does not match labels."),
-        Err(error) => errors.invalid("spec.selector", error.to_string()),
-    }
+    rules::label_selector::validate_match(&pool.selector, template.metadata.labels.as_ref(), &mut errors);
     validate_strategies(pool, &mut errors);
     if let Some(old) = old
         && !semantic::equal(&pool.selector, &old.selector)

@@ -50,12 +50,7 @@ pub fn field_errors(
     }
     errors.extend(rules::grace::validate_annotations("spec.template.metadata", metadata, spec, config));
     errors.extend(rules::validate_spec(root, spec, config));
-    let labels = set.spec.template.metadata.labels.clone().unwrap_or_default();
-    match rules::label_selector::matches(&set.spec.selector, &labels) {
-        Ok(true) => {}
-        Ok(false) => errors.invalid("spec.selector", "selector does not match labels."),
-        Err(error) => errors.invalid("spec.selector", error.to_string()),
-    }
+    rules::label_selector::validate_match(&set.spec.selector, metadata.labels.as_ref(), &mut errors);
     if set.spec.replicas.is_some_and(|replicas| replicas < 0) {
         errors.invalid("spec.replicas", "spec.replicas must be greater than or equal to 0.");
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     context::{Context, Decision, FieldErrors, Generated, Interrupt, accepted, semantic},
-    defaults::{self, DefaultNetworkError, has_pcie_hotplug, is_empty, trace},
+    defaults::{self, DefaultNetworkError, is_empty, trace},
     rules::{
         self,
         unsupported::{self, migrations::DECENTRALIZED},
@@ -129,13 +129,8 @@ pub fn set_defaults(vm: &mut VirtualMachine, config: &ClusterConfig, created: bo
         }
     }
     defaults::platform(spec, config);
-    if created && has_pcie_hotplug(spec) {
-        template
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .entry(annotation::PCI_TOPOLOGY_VERSION.to_owned())
-            .or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
+    if created {
+        defaults::pci_topology(spec, &mut template.metadata);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
         AdmissionRequest, Context, Decision, FieldErrors, Generated, Interrupt, Outcome, TrustedUsers, decode, patch,
         semantic,
     },
-    defaults::{self, DefaultNetworkError, has_pcie_hotplug, trace},
+    defaults::{self, DefaultNetworkError, trace},
     rules::{self, unsupported},
 };
 
@@ -89,13 +89,7 @@ pub(crate) fn set_defaults(
 
     let metadata = &mut vmi.metadata;
     defaults::observed_version(metadata);
-    if has_pcie_hotplug(&vmi.spec) {
-        metadata
-            .annotations
-            .get_or_insert_default()
-            .entry(annotation::PCI_TOPOLOGY_VERSION.to_owned())
-            .or_insert_with(|| annotation::PCI_TOPOLOGY_V3.to_owned());
-    }
+    defaults::pci_topology(&vmi.spec, metadata);
     let is_isolated = vmi.spec.domain.cpu.as_ref().is_some_and(|cpu| cpu.isolate_emulator_thread);
     if let Some(value) = config.even_cpus.as_ref().filter(|_| is_isolated && config.enabled(FeatureGate::AlignCPUs)) {
         let key = annotation::EMULATOR_THREAD_COMPLETE_TO_EVEN_PARITY.to_owned();

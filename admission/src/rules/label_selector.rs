@@ -48,6 +48,19 @@ pub(crate) fn validate(path: &str, selector: &LabelSelector, errors: &mut FieldE
     }
 }
 
+/// Adds an error if the selector of a set is invalid or does not match the labels of its template.
+pub(crate) fn validate_match(
+    selector: &LabelSelector,
+    labels: Option<&BTreeMap<String, String>>,
+    errors: &mut FieldErrors,
+) {
+    match matches(selector, labels.unwrap_or(&BTreeMap::new())) {
+        Ok(true) => {}
+        Ok(false) => errors.invalid("spec.selector", "selector does not match labels."),
+        Err(error) => errors.invalid("spec.selector", error.to_string()),
+    }
+}
+
 /// Returns true if a selector matches the labels. Fails if the selector is invalid.
 pub(crate) fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Result<bool, SelectorError> {
     let mut errors = FieldErrors::new();
