@@ -28,7 +28,7 @@ pub(super) fn vmi(object: &Value) -> Value {
     row["node"] = status["nodeName"].clone();
     row["addresses"] = interfaces.map(|one| one["ipAddress"].clone()).filter(|one| one.as_str() > Some("")).collect();
     row["paused"] = json!(is_true(object, condition::PAUSED));
-    row["migratable"] = json!(migratable.is_some_and(|condition| condition["status"] == "True"));
+    row["migratable"] = json!(is_true(object, condition::LIVE_MIGRATABLE));
     row["whyNot"] = migratable.map_or(Value::Null, |condition| condition["message"].clone());
     row["system"] = status["guestOSInfo"]["prettyName"].clone();
     row["console"] = json!(is_running && devices["autoattachSerialConsole"] != false);

@@ -176,10 +176,7 @@ fn decide(vmi: &VirtualMachineInstance, node: &str, default: &EvictionStrategy) 
     let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
     let empty = Default::default();
     let status = vmi.status.as_ref().unwrap_or(&empty);
-    let is_migratable = status
-        .conditions
-        .iter()
-        .any(|condition| condition.type_ == condition::LIVE_MIGRATABLE && condition.status == "True");
+    let is_migratable = vmi.has_true(condition::LIVE_MIGRATABLE);
     match vmi.spec.eviction_strategy.as_ref().unwrap_or(default) {
         EvictionStrategy::None | EvictionStrategy::Other(_) => return Verdict::Evict,
         EvictionStrategy::LiveMigrateIfPossible if !is_migratable => return Verdict::Evict,
