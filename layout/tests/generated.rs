@@ -87,14 +87,16 @@ fn effect(gate: FeatureGate) -> String {
     })
 }
 
-/// Returns the fields of a VMI that need a gate.
+/// Returns the fields and annotations of a VMI that need a gate.
 fn gated(gate: FeatureGate) -> String {
     let named = |field: &fields::Field| {
         let gated = field.gates.iter().find(|gated| gated.gate == gate)?;
         let uses = if gated.uses.is_empty() { String::new() } else { format!(": {}", gated.uses) };
         Some(format!("{}{uses}", code(field.path)))
     };
-    fields::FIELDS.iter().filter_map(named).collect::<Vec<_>>().join("; ")
+    let annotations = fields::GATED_ANNOTATIONS.iter().filter(|(_, gated)| gated.gate == gate);
+    let annotations = annotations.map(|(key, _)| format!("annotation {}", code(key)));
+    fields::FIELDS.iter().filter_map(named).chain(annotations).collect::<Vec<_>>().join("; ")
 }
 
 #[test]

@@ -1,24 +1,13 @@
 //! Labels and annotations of VMIs.
 
 use api::{
-    FeatureGate,
     config::ClusterConfig,
-    constants::{HELM_TEST_VMI, annotation, label},
+    constants::{HELM_TEST_VMI, label},
     fields,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::context::{FieldErrors, names};
-
-/// Annotations that need a feature gate: key, gate, and the message if it is off.
-const GATED: [(&str, FeatureGate, &str); 2] = [
-    (
-        annotation::IGNITION_DATA,
-        FeatureGate::ExperimentalIgnitionSupport,
-        "ExperimentalIgnitionSupport feature gate is not enabled in kubevirt-config",
-    ),
-    (annotation::HOOK_SIDECARS, FeatureGate::Sidecar, "sidecar feature gate is not enabled in kubevirt-config"),
-];
 
 /// Returns the errors of the metadata at `root`.
 pub(crate) fn validate(root: &str, metadata: &ObjectMeta, config: &ClusterConfig, is_component: bool) -> FieldErrors {
@@ -38,10 +27,10 @@ pub(crate) fn validate(root: &str, metadata: &ObjectMeta, config: &ClusterConfig
             "creation of the following reserved kubevirt.io/ labels on a VMI object is prohibited",
         );
     }
-    for (key, gate, message) in GATED {
-        if !annotation_of(metadata, key).is_empty() && !config.enabled(gate) {
+    for (key, gated) in fields::GATED_ANNOTATIONS {
+        if !annotation_of(metadata, key).is_empty() && !config.enabled(gated.gate) {
             let field = format!("{root}.annotations");
-            let message = format!("{message}, invalid entry {field}.{key}");
+            let message = gated.message.replace("{field}", &format!("{field}.{key}"));
             errors.invalid(field, message);
         }
     }

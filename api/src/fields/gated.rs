@@ -1,12 +1,26 @@
-//! Conditions of fields on feature gates, with the messages of the reference.
+//! Conditions of fields and annotations on feature gates, with the messages of the reference.
 
 use super::Gated;
-use crate::FeatureGate;
+use crate::{FeatureGate, constants::annotation};
 
 const fn of(gate: FeatureGate, message: &'static str) -> Gated {
     Gated { gate, uses: "", message }
 }
 
+/// Annotations that need a feature gate. `{field}` stands for the path with the key.
+pub const GATED_ANNOTATIONS: &[(&str, Gated)] = &[
+    (
+        annotation::IGNITION_DATA,
+        of(
+            FeatureGate::ExperimentalIgnitionSupport,
+            "ExperimentalIgnitionSupport feature gate is not enabled in kubevirt-config, invalid entry {field}",
+        ),
+    ),
+    (
+        annotation::HOOK_SIDECARS,
+        of(FeatureGate::Sidecar, "sidecar feature gate is not enabled in kubevirt-config, invalid entry {field}"),
+    ),
+];
 /// The reference makes a pod without the gate, which no node of amd64 takes.
 pub(super) const ARCHITECTURE: &[Gated] = &[Gated {
     uses: "`arm64`",

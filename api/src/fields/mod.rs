@@ -3,7 +3,7 @@
 //!
 //! One row a field, so that no field is accepted and then ignored: a field of the schema without a row fails a test. Derived
 //! from the rows are the refusals of admission and of the renderer of launcher pods, the launcher's error at Sync, admission's
-//! errors for a field whose feature gate is off, and the pages `not-yet.md`, `live-changes.md` and `feature-gates.md`.
+//! errors for a field or an annotation whose feature gate is off, and the pages `not-yet.md`, `live-changes.md` and `feature-gates.md`.
 
 mod annotations;
 pub mod changes;
@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 pub use annotations::{ANNOTATIONS, refused_annotations};
 pub use changes::{Change, Effect};
+pub use gated::GATED_ANNOTATIONS;
 pub use table::FIELDS;
 
 use crate::FeatureGate;
