@@ -231,11 +231,14 @@ fn refuse_unsupported(instance: &VirtualMachineInstance) -> Result<(), RenderErr
 
 /// Fails for volumes with paths of the container while their gate is off.
 fn require_container_paths(inputs: &Inputs<'_>) -> Result<(), RenderError> {
-    let gate = FeatureGate::ContainerPathVolumes;
     let uses = inputs.instance.spec.volumes.iter().any(|volume| volume.container_path.is_some());
-    let gated = fields::gated("volumes[].containerPath.path", gate);
-    let gated = gated.filter(|_| uses && !inputs.config.enabled(gate));
-    gated.map_or(Ok(()), |gated| Err(RenderError::ContainerPathsDisabled(gated.message)))
+    let refusal = gate_refusal(inputs, "volumes[].containerPath.path", FeatureGate::ContainerPathVolumes);
+    refusal.filter(|_| uses).map_or(Ok(()), |message| Err(RenderError::ContainerPathsDisabled(message)))
+}
+
+/// Returns the refusal of a field whose gate is off. The gate may have been on when the VMI was stored.
+fn gate_refusal(inputs: &Inputs<'_>, path: &str, gate: FeatureGate) -> Option<&'static str> {
+    fields::gated(path, gate).filter(|_| !inputs.config.enabled(gate)).map(|gated| gated.message)
 }
 
 fn image_pull_secrets(instance: &VirtualMachineInstance) -> Vec<LocalObjectReference> {

@@ -15,7 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::api::resource::Quantity,
 };
 
-use super::{Inputs, RenderError, kernel_boot};
+use super::{Inputs, RenderError, gate_refusal, kernel_boot};
 use crate::{
     pod_parts::{self, config_map, secret},
     resources::claims::mounted_claim,
@@ -187,9 +187,8 @@ fn mount_claim(
 
 /// Mounts the directory of a file of the node. virt-handler creates a missing file through this mount.
 fn host_disk(inputs: &Inputs<'_>, mounts: &mut Mounts, name: &str, disk: &HostDisk) -> Result<(), RenderError> {
-    // The gate may have been on when the VMI was stored.
-    if !inputs.config.enabled(FeatureGate::HostDisk) {
-        return Err(RenderError::NotPermitted("HostDisk feature gate is not enabled".to_owned()));
+    if let Some(message) = gate_refusal(inputs, "volumes[].hostDisk.path", FeatureGate::HostDisk) {
+        return Err(RenderError::NotPermitted(message.to_owned()));
     }
     let place = disk.place().ok_or_else(|| RenderError::Unsupported(format!("path {:?} of a host disk", disk.path)))?;
     let kind = if disk.type_ == "DiskOrCreate" { "DirectoryOrCreate" } else { "Directory" };
