@@ -2,7 +2,7 @@
 
 use tonic::{Request, Response, Status, transport::Channel};
 
-use crate::*;
+use crate::messages::*;
 
 /// A client over a connection.
 pub type Client = launcher_client::LauncherClient<Channel>;
