@@ -95,7 +95,6 @@ impl Controller for Migrations {
         Resource::StorageClasses,
         Resource::StorageProfiles,
         Resource::Recoveries,
-        Resource::Vms,
         Resource::Quotas,
         Resource::Namespaces,
         Resource::Nodes,
