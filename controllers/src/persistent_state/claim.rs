@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Access mode of claims that one node can mount.
-pub(super) const SINGLE: &str = "ReadWriteOnce";
+pub(crate) const SINGLE: &str = "ReadWriteOnce";
 /// Size of a claim. State of a TPM and UEFI variables take less than 1 MiB.
 const SIZE: i64 = 10 << 20;
 /// Label by which CDI raises the size to the least one of the storage class.
@@ -52,7 +52,7 @@ impl Owner {
     /// Renders the claim for a VMI.
     pub(crate) fn claim_of_vmi(self, vmi: &VirtualMachineInstance, choice: &Choice) -> PersistentVolumeClaim {
         let label = label_of(vmi.metadata.name.as_deref().unwrap_or_default());
-        render(name_for_vmi(vmi), (LABEL, label), size_for(vmi), self.0, choice)
+        self.claim(name_for_vmi(vmi), (LABEL, label), vmi, choice)
     }
 
     /// Renders the claim for the target of a migration. It gets the label of the VMI when the guest runs there.
@@ -62,8 +62,19 @@ impl Owner {
         migration: &VirtualMachineInstanceMigration,
         choice: &Choice,
     ) -> PersistentVolumeClaim {
-        let label = migration_label(migration);
-        render(name_for_migration(vmi, migration), (MIGRATION_LABEL, label), size_for(vmi), self.0, choice)
+        self.claim(name_for_migration(vmi, migration), (MIGRATION_LABEL, migration_label(migration)), vmi, choice)
+    }
+
+    fn claim(
+        self,
+        name: String,
+        label: (&str, String),
+        vmi: &VirtualMachineInstance,
+        choice: &Choice,
+    ) -> PersistentVolumeClaim {
+        let labels = [label, (APPLY_PROFILE.0, APPLY_PROFILE.1.to_owned())];
+        let mode = if choice.shared { SHARED } else { SINGLE };
+        render(name, labels, size_for(vmi), self.0, mode, choice.class.metadata.name.clone())
     }
 }
 
@@ -107,14 +118,15 @@ fn size_for(vmi: &VirtualMachineInstance) -> Quantity {
     quantity::bytes(SIZE + if has_flash { persistent_state::ARM64_VARIABLES } else { 0 })
 }
 
-fn render(
+/// Renders a claim with a file system that goes with its owner. `class`: `None` for the default.
+pub(crate) fn render<'a>(
     name: String,
-    label: (&str, String),
+    labels: impl IntoIterator<Item = (&'a str, String)>,
     size: Quantity,
     owner: OwnerReference,
-    choice: &Choice,
+    mode: &str,
+    class: Option<String>,
 ) -> PersistentVolumeClaim {
-    let labels = [label, (APPLY_PROFILE.0, APPLY_PROFILE.1.to_owned())];
     PersistentVolumeClaim {
         metadata: ObjectMeta {
             name: Some(name),
@@ -123,12 +135,12 @@ fn render(
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeClaimSpec {
-            access_modes: Some(vec![if choice.shared { SHARED } else { SINGLE }.to_owned()]),
+            access_modes: Some(vec![mode.to_owned()]),
             resources: Some(VolumeResourceRequirements {
                 requests: Some(BTreeMap::from([("storage".to_owned(), size)])),
                 limits: None,
             }),
-            storage_class_name: choice.class.metadata.name.clone(),
+            storage_class_name: class,
             volume_mode: Some("Filesystem".to_owned()),
             ..PersistentVolumeClaimSpec::default()
         }),

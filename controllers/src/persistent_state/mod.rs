@@ -1,11 +1,11 @@
 //! Claims with the state of VMIs: TPM and UEFI variables, which outlive the launcher pods.
 //!
 //! A VMI that keeps state has one claim, found by its label. A VM owns the claim, so that it goes with the VM; that of a VMI without
-//! VM goes with the VMI. `claim.rs` is the one rule for the claims that are made: class, access mode, size, owner, name.
+//! VM goes with the VMI. `claim.rs` is the one rule for the claims that are made, also for saved memory: class, access mode, size, owner, name.
 //! `recovery.rs` is the pod that finds out which of two claims has the state after a migration whose end nobody recorded.
 //! `vmi/state.rs` provides the claim of a VMI, `migration/state_claim/` that of a migration's target.
 
-mod claim;
+pub(crate) mod claim;
 mod recovery;
 #[cfg(test)]
 mod tests;

@@ -31,7 +31,7 @@ use api::{
 };
 use jiff::SignedDuration;
 use k8s_openapi::{
-    api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec, VolumeResourceRequirements},
+    api::core::v1::PersistentVolumeClaim,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 
@@ -41,6 +41,7 @@ use super::{
     run_strategy::{Action, has_switched, is_paused_start, start_request},
 };
 use crate::{
+    persistent_state::claim::{SINGLE, render},
     runtime::{Decision, Effect, Event, Kind},
     vm_lease,
 };
@@ -392,22 +393,8 @@ fn is_of(observed: &Observed, claim: &ObjectMeta) -> bool {
 /// Returns the claim for the memory of a guest. It goes with the VM.
 fn claim(observed: &Observed, known: &Hibernation, memory: i64) -> PersistentVolumeClaim {
     let vm = &observed.vm.metadata;
-    let name = names::label_value(vm.name.as_deref().unwrap_or_default());
-    let storage = ("storage".to_owned(), quantity::bytes(claim_size(memory)));
-    PersistentVolumeClaim {
-        metadata: ObjectMeta {
-            name: Some(known.claim_name.clone()),
-            labels: Some([(label::HIBERNATION_OF.to_owned(), name)].into()),
-            owner_references: Some(vec![Kind::VirtualMachine.owner_reference(vm)]),
-            ..ObjectMeta::default()
-        },
-        spec: Some(PersistentVolumeClaimSpec {
-            access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
-            resources: Some(VolumeResourceRequirements { requests: Some([storage].into()), limits: None }),
-            storage_class_name: observed.config.vm_state_storage_class.clone(),
-            volume_mode: Some("Filesystem".to_owned()),
-            ..PersistentVolumeClaimSpec::default()
-        }),
-        status: None,
-    }
+    let label = (label::HIBERNATION_OF, names::label_value(vm.name.as_deref().unwrap_or_default()));
+    let (size, owner) = (quantity::bytes(claim_size(memory)), Kind::VirtualMachine.owner_reference(vm));
+    let class = observed.config.vm_state_storage_class.clone();
+    render(known.claim_name.clone(), [label], size, owner, SINGLE, class)
 }
