@@ -28,16 +28,14 @@ fn is_name_text(text: &str) -> bool {
     edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
 }
 
-fn too_long(max: usize) -> String {
-    format!("must be no more than {max} bytes")
+/// Returns the error of a text that is too long.
+fn length_errors(text: &str, max: usize) -> Vec<String> {
+    if text.len() > max { vec![format!("must be no more than {max} bytes")] } else { vec![] }
 }
 
 /// Returns the errors of a DNS label.
 pub(crate) fn label_errors(text: &str) -> Vec<String> {
-    let mut errors = vec![];
-    if text.len() > LABEL_MAX {
-        errors.push(too_long(LABEL_MAX));
-    }
+    let mut errors = length_errors(text, LABEL_MAX);
     if !is_label_text(text) {
         let error = if is_subdomain_text(text) { DOTS_TEXT } else { LABEL_TEXT };
         errors.push(error.to_owned());
@@ -47,10 +45,7 @@ pub(crate) fn label_errors(text: &str) -> Vec<String> {
 
 /// Returns the errors of a DNS subdomain.
 pub(crate) fn subdomain_errors(text: &str) -> Vec<String> {
-    let mut errors = vec![];
-    if text.len() > SUBDOMAIN_MAX {
-        errors.push(too_long(SUBDOMAIN_MAX));
-    }
+    let mut errors = length_errors(text, SUBDOMAIN_MAX);
     if !is_subdomain_text(text) {
         errors.push(SUBDOMAIN_TEXT.to_owned());
     }
@@ -76,9 +71,8 @@ pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
     }
     if name.is_empty() {
         errors.push("name part must be non-empty".to_owned());
-    } else if name.len() > LABEL_MAX {
-        errors.push(format!("name part {}", too_long(LABEL_MAX)));
     }
+    errors.extend(length_errors(name, LABEL_MAX).into_iter().map(|error| format!("name part {error}")));
     if !is_name_text(name) {
         errors.push(format!("name part {NAME_TEXT}"));
     }
@@ -87,10 +81,7 @@ pub(crate) fn qualified_name_errors(text: &str) -> Vec<String> {
 
 /// Returns the errors of a label value.
 pub(crate) fn label_value_errors(text: &str) -> Vec<String> {
-    let mut errors = vec![];
-    if text.len() > LABEL_MAX {
-        errors.push(too_long(LABEL_MAX));
-    }
+    let mut errors = length_errors(text, LABEL_MAX);
     if !text.is_empty() && !is_name_text(text) {
         errors.push(LABEL_VALUE_TEXT.to_owned());
     }

@@ -272,15 +272,10 @@ fn change(
 ) -> Result<Option<Effect>, serde_json::Error> {
     let former = member.revision().and_then(|name| update::template_of(observed, name));
     let changed = manifest::changed(&observed.pool, &member.vm, index, revision, former);
-    let (path, regarding) = (member.path(), || Kind::Pool.reference(&observed.pool.metadata));
+    let path = member.path();
     let updated = format!("Updated VM {path}");
     let failed = format!("Error updating virtual machine {path}: {{error}}");
     let effect = Effect::change(Kind::VirtualMachine, &*member.vm, &changed, None)?;
-    Ok(effect.map(|effect| {
-        effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_UPDATE, updated)).on_failure(Event::warning(
-            regarding(),
-            event::FAILED_UPDATE,
-            failed,
-        ))
-    }))
+    let (done, refused) = ((event::SUCCESSFUL_UPDATE, updated), (event::FAILED_UPDATE, failed));
+    Ok(effect.map(|effect| effect.reported(Kind::Pool.reference(&observed.pool.metadata), done, refused)))
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Member, Observed, selection::select, wanted_replicas};
 use crate::{
     resources::pool_revisions::PoolTemplate,
-    runtime::{Effect, Event, Kind},
+    runtime::{Effect, Kind},
 };
 
 /// How a VMI of a former template is handled.
@@ -144,14 +144,9 @@ pub(super) fn write(observed: &Observed, member: &Member, roll: Roll) -> Result<
             Effect::change(Kind::VirtualMachine, vm, &restarted, Some("status"))?
         }
     };
-    let (path, regarding) = (member.path(), || Kind::Pool.reference(&observed.pool.metadata));
+    let path = member.path();
     let updated = format!("Successfully updated resource {path}");
     let failed = format!("Error updating resource {path}: {{error}}");
-    Ok(effect.map(|effect| {
-        effect.on_success(Event::normal(regarding(), event::SUCCESSFUL_DELETE, updated)).on_failure(Event::warning(
-            regarding(),
-            event::FAILED_UPDATE,
-            failed,
-        ))
-    }))
+    let (done, refused) = ((event::SUCCESSFUL_DELETE, updated), (event::FAILED_UPDATE, failed));
+    Ok(effect.map(|effect| effect.reported(Kind::Pool.reference(&observed.pool.metadata), done, refused)))
 }

@@ -2,7 +2,7 @@
 
 use std::{net::Ipv4Addr, path::Path, process::Stdio, time::Duration};
 
-use futures::TryStreamExt;
+use futures::{TryStream, TryStreamExt};
 use rtnetlink::{
     Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder,
     packet_route::{
@@ -60,28 +60,19 @@ pub(super) async fn reconcile(requests: &[Request], releases: &[Release]) -> Res
 
 /// Reads links, addresses and routes.
 async fn observe(handle: &Handle) -> Result<Observed, Error> {
-    let links: Vec<LinkMessage> =
-        handle.link().get().execute().try_collect().await.map_err(|source| link_error("list", "links", source))?;
-    let addresses: Vec<AddressMessage> = handle
-        .address()
-        .get()
-        .execute()
-        .try_collect()
-        .await
-        .map_err(|source| link_error("list", "addresses", source))?;
+    let links = list("links", handle.link().get().execute()).await?;
+    let addresses = list("addresses", handle.address().get().execute()).await?;
     let query = RouteMessageBuilder::<Ipv4Addr>::new().build();
-    let routes: Vec<RouteMessage> = handle
-        .route()
-        .get(query)
-        .execute()
-        .try_collect()
-        .await
-        .map_err(|source| link_error("list", "routes", source))?;
+    let routes = list("routes", handle.route().get(query).execute()).await?;
     Ok(Observed {
         links: links.iter().filter_map(link).collect(),
         addresses: addresses.iter().filter_map(address).collect(),
         routes: routes.iter().filter_map(route).collect(),
     })
+}
+
+async fn list<M>(what: &str, messages: impl TryStream<Ok = M, Error = rtnetlink::Error>) -> Result<Vec<M>, Error> {
+    messages.try_collect().await.map_err(|source| link_error("list", what, source))
 }
 
 fn link(message: &LinkMessage) -> Option<Link> {
