@@ -4,7 +4,7 @@
 //! kernel which process listens, and asks whether it [holds](protocol::holder) a volume of a VMI. Only then it enters the mount
 //! namespace of this process and hands the volume to the launcher pod.
 
-use std::{io, io::ErrorKind, path::Path, time::Duration};
+use std::{io, path::Path, time::Duration};
 
 use protocol::holder::{Held, MAX_QUESTION};
 use tokio::{
@@ -14,6 +14,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::socket;
+
 /// Limit of a question with its answer. One connection is answered at a time.
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -21,19 +23,15 @@ const LIMIT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the socket cannot be created.
-pub fn run(socket: &Path, held: &Held) -> io::Result<()> {
+pub fn run(path: &Path, held: &Held) -> io::Result<()> {
     // One thread, and no blocking ones: the pod exists once per VMI with hot-plugged volumes.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        match std::fs::remove_file(socket) {
-            // Of a former container of the pod.
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        let listener = UnixListener::bind(socket)?;
-        tracing::info!(socket = %socket.display(), vmi = held.vmi, volumes = ?held.volumes, "holding the volumes");
+        // Of a former container of the pod.
+        socket::remove(path)?;
+        let listener = UnixListener::bind(path)?;
+        tracing::info!(socket = %path.display(), vmi = held.vmi, volumes = ?held.volumes, "holding the volumes");
         tokio::select! {
             _ = term.recv() => Ok(()),
             _ = int.recv() => Ok(()),

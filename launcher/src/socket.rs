@@ -1,19 +1,39 @@
-//! The sockets that virt-handler connects to.
+//! The sockets of the launcher.
 
-use std::path::Path;
+use std::{
+    io::{ErrorKind, Result},
+    path::Path,
+    time::Duration,
+};
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// Opens the socket. It gets its name once it listens, so that no client is refused.
-pub(crate) fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let staging = path.with_extension("init");
-    match std::fs::remove_file(&staging) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Removes a socket if it exists.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
+}
+
+/// Opens the socket. It gets its name once it listens, so that no client is refused.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
+    let staging = path.with_extension("init");
+    remove(&staging)?;
     let listener = UnixListener::bind(&staging)?;
     std::fs::rename(&staging, path)?;
     Ok(listener)
+}
+
+/// Returns the next connection to the socket of this name.
+pub(crate) async fn accept(listener: &UnixListener, name: &str) -> UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => tracing::warn!(name, %error, "a socket does not accept"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 /// Reports a connection of virt-handler, which runs as root, or of this user; other processes of the pod have no access.

@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::paths::Paths;
+use crate::{paths::Paths, socket};
 
 /// The program.
 const PROGRAM: &str = "/usr/libexec/virtiofsd";
@@ -204,10 +204,7 @@ impl Server<'_> {
             self.pause(latest).await?;
         }
         // One that was killed leaves its socket.
-        match std::fs::remove_file(&self.socket) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
+        socket::remove(&self.socket).map_err(failed)?;
         let child = Command::new(self.program)
             .arg(format!("--socket-path={}", self.socket.display()))
             .args(arguments)

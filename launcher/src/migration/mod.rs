@@ -104,7 +104,7 @@ impl Channels {
             ChannelMode::Target => {
                 // QEMU listens on these paths. A socket of an earlier migration must not look like it.
                 for channel in SOCKETS {
-                    remove(&self.socket(channel))?;
+                    socket::remove(&self.socket(channel))?;
                 }
                 self.inner.mode.send_replace(mode);
             }
@@ -153,14 +153,7 @@ impl Channels {
 pub(crate) async fn serve(listener: UnixListener, engine: impl Engine) {
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "the migration socket does not accept");
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                continue;
-            }
-        };
+        let stream = socket::accept(&listener, "migration").await;
         if !socket::is_trusted(&stream) {
             continue;
         }
@@ -190,13 +183,5 @@ async fn take(mut stream: UnixStream, engine: &impl Engine, permit: tokio::sync:
         (ChannelMode::Target | ChannelMode::Settled, Some(Channel::Release)) => target::release(stream, engine).await,
         (ChannelMode::Target, Some(Channel::Control)) => target::connect(channels, stream).await,
         _ => Err(Error::new(ErrorKind::InvalidInput, "there is no migration that needs this channel")),
-    }
-}
-
-/// Removes a socket if it exists.
-fn remove(path: &std::path::Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }

@@ -16,7 +16,8 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::{ChannelMode, Channels, SOCKETS, remove};
+use super::{ChannelMode, Channels, SOCKETS};
+use crate::socket;
 
 /// Limit of connections of virt-handler that wait. It keeps one.
 const WAITING: usize = 4;
@@ -92,7 +93,7 @@ impl Listeners {
     pub(super) fn bind(channels: &Channels) -> Result<Self> {
         let bind = |channel| {
             let path = channels.socket(channel);
-            remove(&path)?;
+            socket::remove(&path)?;
             Ok((channel, UnixListener::bind(path)?))
         };
         SOCKETS.into_iter().map(bind).collect::<Result<_>>().map(Self)
@@ -116,14 +117,7 @@ impl Listeners {
 /// Accepts connections of a channel. The number is bounded by the waiting connections of virt-handler.
 async fn accept(channels: &Channels, channel: Channel, listener: UnixListener) {
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(channel = channel.name(), %error, "a channel of the migration does not accept");
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                continue;
-            }
-        };
+        let stream = socket::accept(&listener, channel.name()).await;
         // One after the other: connections keep their order, and no more of them wait than the socket queues.
         match channels.inner.waiting.take(channel).await {
             Ok((handler, permit)) => {
