@@ -2,11 +2,7 @@
 
 use api::clone::VirtualMachineClone;
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, Key},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Indices of clones.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,8 +36,4 @@ impl Cached for VirtualMachineClone {
     }
 }
 
-impl Declaration for VirtualMachineClone {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::VmClone);
-}
+kept_whole!(VirtualMachineClone written as VmClone);

@@ -2,11 +2,7 @@
 
 use api::cdi::DataSource;
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, Key, Presence},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Indices of DataSources: the object that one names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,9 +36,4 @@ impl Cached for DataSource {
     }
 }
 
-impl Declaration for DataSource {
-    type Wire = Self;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-    const WRITTEN: Option<Kind> = Some(Kind::DataSource);
-}
+kept_whole!(DataSource written as DataSource, WhenServed);

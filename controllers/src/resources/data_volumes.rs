@@ -2,11 +2,7 @@
 
 use api::cdi::DataVolume;
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, Key, Presence},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Indices of DataVolumes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,9 +29,4 @@ impl Cached for DataVolume {
     }
 }
 
-impl Declaration for DataVolume {
-    type Wire = Self;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-    const WRITTEN: Option<Kind> = Some(Kind::DataVolume);
-}
+kept_whole!(DataVolume written as DataVolume, WhenServed);

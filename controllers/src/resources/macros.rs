@@ -38,6 +38,18 @@ macro_rules! unindexed {
     };
 }
 
+/// Declares a resource whose objects are kept as they are sent, and the kind of the writes to it.
+macro_rules! kept_whole {
+    ($object:ident written as $kind:ident $(, $presence:ident)?) => {
+        impl $crate::resources::declaration::Declaration for $object {
+            type Wire = Self;
+            type Kept = Self;
+            $(const PRESENCE: $crate::cache::Presence = $crate::cache::Presence::$presence;)?
+            const WRITTEN: Option<$crate::runtime::Kind> = Some($crate::runtime::Kind::$kind);
+        }
+    };
+}
+
 /// Watches the resource in the install namespace only.
 macro_rules! in_install_namespace {
     () => {

@@ -2,11 +2,7 @@
 
 use api::{MigrationPhase, VirtualMachineInstanceMigration};
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, Key},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Indices of migrations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,11 +38,7 @@ impl Cached for VirtualMachineInstanceMigration {
     }
 }
 
-impl Declaration for VirtualMachineInstanceMigration {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::Migration);
-}
+kept_whole!(VirtualMachineInstanceMigration written as Migration);
 
 /// Returns the VMI of a migration.
 pub(crate) fn vmi_key(migration: &VirtualMachineInstanceMigration) -> Option<Key> {

@@ -4,11 +4,7 @@ use api::{VirtualMachinePool, owner, pool::GROUP};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, trim_meta},
-    runtime::Kind,
-};
+use crate::cache::{Cached, trim_meta};
 
 /// Versions of the group that owner references have: old releases of KubeVirt created VMs of pools with the first one.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
@@ -43,11 +39,7 @@ impl Cached for VirtualMachinePool {
     }
 }
 
-impl Declaration for VirtualMachinePool {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::Pool);
-}
+kept_whole!(VirtualMachinePool written as Pool);
 
 #[cfg(test)]
 mod tests {

@@ -2,8 +2,7 @@
 
 use api::VirtualMachineInstanceReplicaSet;
 
-use super::declaration::Declaration;
-use crate::{cache::Cached, runtime::Kind};
+use crate::cache::Cached;
 
 /// Indices of replica sets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,8 +38,4 @@ impl Cached for VirtualMachineInstanceReplicaSet {
     }
 }
 
-impl Declaration for VirtualMachineInstanceReplicaSet {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::ReplicaSet);
-}
+kept_whole!(VirtualMachineInstanceReplicaSet written as ReplicaSet);

@@ -3,11 +3,7 @@
 use api::snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore};
 use k8s_openapi::api::core::v1::TypedLocalObjectReference;
 
-use super::declaration::Declaration;
-use crate::{
-    cache::{Cached, Key},
-    runtime::Kind,
-};
+use crate::cache::{Cached, Key};
 
 /// Indices of snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,20 +71,6 @@ impl Cached for VirtualMachineRestore {
     }
 }
 
-impl Declaration for VirtualMachineSnapshot {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::VmSnapshot);
-}
-
-impl Declaration for VirtualMachineSnapshotContent {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::VmSnapshotContent);
-}
-
-impl Declaration for VirtualMachineRestore {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::VmRestore);
-}
+kept_whole!(VirtualMachineSnapshot written as VmSnapshot);
+kept_whole!(VirtualMachineSnapshotContent written as VmSnapshotContent);
+kept_whole!(VirtualMachineRestore written as VmRestore);

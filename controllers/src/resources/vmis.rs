@@ -10,11 +10,8 @@ use api::{
     vsock,
 };
 
-use super::{claims::mounted_claim, declaration::Declaration};
-use crate::{
-    cache::{Cached, Key},
-    runtime::Kind,
-};
+use super::claims::mounted_claim;
+use crate::cache::{Cached, Key};
 
 /// Indices of VMIs. Ranges over an index depend on the order of the first two.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,11 +99,7 @@ impl Cached for VirtualMachineInstance {
     }
 }
 
-impl Declaration for VirtualMachineInstance {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::Instance);
-}
+kept_whole!(VirtualMachineInstance written as Instance);
 
 /// Returns true for a VMI whose launcher has another version.
 pub(crate) fn is_outdated(vmi: &VirtualMachineInstance) -> bool {

@@ -9,11 +9,8 @@ use api::{
     },
 };
 
-use super::{claims::claim_name, declaration::Declaration, pools::controlling_pool};
-use crate::{
-    cache::{Cached, Key},
-    runtime::Kind,
-};
+use super::{claims::claim_name, pools::controlling_pool};
+use crate::cache::{Cached, Key};
 
 /// Indices of VMs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,11 +85,7 @@ pub(crate) fn is_leased(vm: &VirtualMachine) -> bool {
     is_held || vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::SNAPSHOT_SOURCE)
 }
 
-impl Declaration for VirtualMachine {
-    type Wire = Self;
-    type Kept = Self;
-    const WRITTEN: Option<Kind> = Some(Kind::VirtualMachine);
-}
+kept_whole!(VirtualMachine written as VirtualMachine);
 
 /// Returns the key of an instance type or preference that an object in `namespace` names.
 pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl Into<String>) -> Key {
