@@ -27,7 +27,12 @@ impl Key {
     /// Returns the key of the object with this metadata.
     #[must_use]
     pub(crate) fn of(meta: &ObjectMeta) -> Self {
-        Self::new(meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+        Self::beside(meta, meta.name.clone().unwrap_or_default())
+    }
+
+    /// Returns the key of an object in the namespace of the one with this metadata.
+    pub(crate) fn beside(meta: &ObjectMeta, name: impl Into<String>) -> Self {
+        Self::new(meta.namespace.clone().unwrap_or_default(), name)
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Clones;
 /// Returns the key of the clone that controls an object.
 fn clone_of(metadata: &ObjectMeta) -> Option<Key> {
     let clone = owner::controller_of_kind::<VirtualMachineClone>(metadata)?;
-    Some(Key::new(metadata.namespace.clone().unwrap_or_default(), clone.name.clone()))
+    Some(Key::beside(metadata, clone.name.clone()))
 }
 
 impl Controller for Clones {
@@ -57,9 +57,8 @@ impl Controller for Clones {
         });
         let (clones, snapshots) = (caches.vm_clones.clone(), caches.vm_snapshots.clone());
         wake.on_object(&caches.vm_snapshot_contents, move |content| {
-            let namespace = content.metadata.namespace.clone().unwrap_or_default();
             let name = content.spec.virtual_machine_snapshot_name.as_deref();
-            let key = name.map(|name| Key::new(namespace, name));
+            let key = name.map(|name| Key::beside(&content.metadata, name));
             let own = key.as_ref().and_then(|key| clone_of(&snapshots.get(key)?.metadata));
             let named = key.map(|key| clones.keys_by(&CloneIndex::Snapshot(key)));
             own.into_iter().chain(named.into_iter().flatten()).collect::<Vec<_>>()
@@ -68,8 +67,7 @@ impl Controller for Clones {
         let clones = caches.vm_clones.clone();
         wake.on_object(&caches.claims, move |claim| {
             let name = claim.metadata.annotations.as_ref().and_then(|all| all.get(annotation::RESTORE));
-            let namespace = claim.metadata.namespace.clone().unwrap_or_default();
-            let restore = name.map(|name| CloneIndex::Restore(Key::new(namespace, name.as_str())));
+            let restore = name.map(|name| CloneIndex::Restore(Key::beside(&claim.metadata, name.as_str())));
             restore.map(|restore| clones.keys_by(&restore)).into_iter().flatten()
         });
     }

@@ -124,7 +124,7 @@ impl Controller for Importer {
 /// Returns the DataVolume whose claim a pod fills.
 fn filled_by(pod: &CachedImportPod) -> Option<Key> {
     let volume = owner::controller_of_kind::<DataVolume>(&pod.metadata)?;
-    Some(Key::new(pod.metadata.namespace.clone().unwrap_or_default(), volume.name.clone()))
+    Some(Key::beside(&pod.metadata, volume.name.clone()))
 }
 
 /// Returns the storage class of a claim to be made: the one that the DataVolume names, or the default.

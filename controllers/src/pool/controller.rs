@@ -27,7 +27,7 @@ pub(crate) struct Pools;
 /// Returns the key of the pool that controls an object.
 fn pool_of(metadata: &ObjectMeta) -> Option<Key> {
     let pool = controlling_pool(metadata)?;
-    Some(Key::new(metadata.namespace.clone().unwrap_or_default(), pool.name.clone()))
+    Some(Key::beside(metadata, pool.name.clone()))
 }
 
 /// Returns true if two versions of a VM are the same to its pool.

@@ -84,7 +84,7 @@ impl CachedAttachment {
     #[must_use]
     pub(crate) fn vmi(&self) -> Option<Key> {
         let name = self.metadata.annotations.as_ref()?.get(annotation::OWNER_VMI_NAME)?;
-        Some(Key::new(self.metadata.namespace.clone().unwrap_or_default(), name.clone()))
+        Some(Key::beside(&self.metadata, name.clone()))
     }
 }
 

@@ -22,7 +22,7 @@ impl Cached for VirtualMachineClone {
     whole!();
 
     fn indices(&self) -> Vec<CloneIndex> {
-        let key = |name: &str| Key::new(self.metadata.namespace.clone().unwrap_or_default(), name);
+        let key = |name: &str| Key::beside(&self.metadata, name);
         let source = self.spec.source.as_ref().map(|source| match source.kind.as_str() {
             "VirtualMachine" => CloneIndex::Source(key(&source.name)),
             _ => CloneIndex::Snapshot(key(&source.name)),

@@ -43,7 +43,7 @@ kept_whole!(VirtualMachineInstanceMigration written as Migration);
 /// Returns the VMI of a migration.
 pub(crate) fn vmi_key(migration: &VirtualMachineInstanceMigration) -> Option<Key> {
     let name = migration.spec.vmi_name.as_deref().filter(|name| !name.is_empty())?;
-    Some(Key::new(migration.metadata.namespace.clone().unwrap_or_default(), name))
+    Some(Key::beside(&migration.metadata, name))
 }
 
 /// Returns true for the change with which a migration ends, or is gone before its end.

@@ -261,7 +261,7 @@ impl CachedPod {
     #[must_use]
     pub(crate) fn vmi(&self) -> Option<Key> {
         let owner = owner::controller_of_kind::<VirtualMachineInstance>(&self.metadata)?;
-        Some(Key::new(self.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()))
+        Some(Key::beside(&self.metadata, owner.name.clone()))
     }
 
     /// Returns true if no node takes the pod.

@@ -32,7 +32,7 @@ impl CachedRecovery {
     #[must_use]
     pub(crate) fn migration(&self) -> Option<Key> {
         let migration = owner::controller_of_kind::<VirtualMachineInstanceMigration>(&self.metadata)?;
-        Some(Key::new(self.metadata.namespace.clone().unwrap_or_default(), migration.name.clone()))
+        Some(Key::beside(&self.metadata, migration.name.clone()))
     }
 }
 

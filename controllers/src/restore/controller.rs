@@ -28,7 +28,7 @@ pub(crate) struct Restores;
 /// Returns the key of the restore that made or replaces a claim.
 fn restore_of(claim: &CachedClaim) -> Option<Key> {
     let name = claim.metadata.annotations.as_ref()?.get(annotation::RESTORE)?;
-    Some(Key::new(claim.metadata.namespace.clone().unwrap_or_default(), name.as_str()))
+    Some(Key::beside(&claim.metadata, name.as_str()))
 }
 
 impl Controller for Restores {
@@ -143,7 +143,7 @@ fn open(restores: &Cache<VirtualMachineRestore>, index: RestoreIndex) -> Vec<Key
 /// Returns the key of the snapshot that a content belongs to.
 fn snapshot_of(content: &VirtualMachineSnapshotContent) -> Option<Key> {
     let name = content.spec.virtual_machine_snapshot_name.as_deref()?;
-    Some(Key::new(content.metadata.namespace.clone().unwrap_or_default(), name))
+    Some(Key::beside(&content.metadata, name))
 }
 
 /// Returns the names of the claims of a restore, and of those in the snapshot.

@@ -47,11 +47,10 @@ impl Controller for Snapshots {
         wake.objects_of(&caches.vm_snapshots);
         wake.on_object(&caches.vm_snapshot_contents, |content| {
             let snapshot = content.spec.virtual_machine_snapshot_name.clone();
-            snapshot.map(|name| Key::new(content.metadata.namespace.clone().unwrap_or_default(), name))
+            snapshot.map(|name| Key::beside(&content.metadata, name))
         });
         wake.on_object(&caches.vm_restores, |restore| {
-            let namespace = restore.metadata.namespace.clone().unwrap_or_default();
-            let key = Key::new(namespace, restore.spec.virtual_machine_snapshot_name.as_str());
+            let key = Key::beside(&restore.metadata, restore.spec.virtual_machine_snapshot_name.as_str());
             restore.is_in_place().then_some(key)
         });
         let of_vm = |caches: &Arc<Caches>| {
@@ -120,7 +119,7 @@ fn vm_of_state(caches: &Caches, claim: &Key) -> Option<Key> {
     let claim = caches.claims.get(claim)?;
     let label = claim.state_of.as_deref()?;
     let owner = owner::controller_of_kind::<VirtualMachine>(&claim.metadata).map(|owner| owner.name.as_str());
-    Some(Key::new(claim.metadata.namespace.clone().unwrap_or_default(), owner.unwrap_or(label)))
+    Some(Key::beside(&claim.metadata, owner.unwrap_or(label)))
 }
 
 /// Returns the snapshots of a VM that have not ended.

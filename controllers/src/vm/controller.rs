@@ -89,7 +89,7 @@ impl Controller for Vms {
         wake.on(&caches.starts, |_, present| {
             let metadata = &present?.metadata;
             let vm = owner::controller_of_kind::<VirtualMachine>(metadata)?;
-            Some(Key::new(metadata.namespace.clone().unwrap_or_default(), vm.name.clone()))
+            Some(Key::beside(metadata, vm.name.clone()))
         });
         let (woken, vms) = (wake.clone(), caches.vms.clone());
         caches.revisions.listen(move |(_, present)| {
@@ -97,7 +97,7 @@ impl Controller for Vms {
             // Most copies belong to one VM. Any VM can name a copy that a user created.
             match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
                 Some(owner) => {
-                    woken.key(Key::new(revision.metadata.namespace.clone().unwrap_or_default(), owner.name.clone()));
+                    woken.key(Key::beside(&revision.metadata, owner.name.clone()));
                 }
                 None => woken.keys(vms.keys_by(&VmIndex::Revision(Key::of(&revision.metadata)))),
             }

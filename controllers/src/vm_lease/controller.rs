@@ -59,7 +59,7 @@ impl Controller for VmLeases {
 /// Returns true if the holder of a lease exists and has not ended. Operations without an object of their own are the VM controller's.
 fn is_valid(caches: &Caches, vm: &VirtualMachine) -> bool {
     let Some(lease) = vm.status.as_ref().and_then(|status| status.operation.as_ref()) else { return false };
-    let key = Key::new(vm.metadata.namespace.clone().unwrap_or_default(), lease.name.as_str());
+    let key = Key::beside(&vm.metadata, lease.name.as_str());
     match lease.operation {
         VmOperation::Snapshot => holds(&caches.vm_snapshots, &key, &lease.uid, VirtualMachineSnapshot::is_final),
         VmOperation::Restore => holds(&caches.vm_restores, &key, &lease.uid, VirtualMachineRestore::is_final),

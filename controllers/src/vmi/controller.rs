@@ -223,7 +223,7 @@ fn held(caches: &Caches, vmi: &VirtualMachineInstance) -> Option<OperationLease>
         return None;
     }
     let vm = owner::controller_of_kind::<VirtualMachine>(&vmi.metadata)?;
-    let key = Key::new(vmi.metadata.namespace.clone().unwrap_or_default(), vm.name.as_str());
+    let key = Key::beside(&vmi.metadata, vm.name.as_str());
     vm_lease::forbids(&*caches.vms.get(&key)?, Start).cloned()
 }
 

@@ -122,7 +122,7 @@ pub(in crate::importer) fn facts(
 /// Returns true if no DataVolume is filling the claim.
 fn is_filled(caches: &Caches, claim: &CachedClaim) -> bool {
     let Some(owner) = api::owner::controller_of_kind::<DataVolume>(&claim.metadata) else { return true };
-    let key = Key::new(claim.metadata.namespace.clone().unwrap_or_default(), owner.name.clone());
+    let key = Key::beside(&claim.metadata, owner.name.clone());
     let volume = caches.data_volumes.get(&key);
     volume.is_none_or(|volume| {
         volume.metadata.uid.as_deref() != Some(&*owner.uid) || volume.phase().as_str() == "Succeeded"
