@@ -7,7 +7,7 @@
 //!   node's capabilities, which are collected once so that launchers do not probe QEMU.
 //! * `guest_agent` queries the guest agent, freezes file systems and propagates credentials.
 //! * `vm_state` holds the state of the VMI beside its disks: TPM and UEFI variables.
-//! * `saved_memory` tells complete files with the memory of hibernated guests from others, and marks those that were resumed.
+//! * `saved_memory` finds complete files with the memory of hibernated guests, and marks those that were resumed.
 //! * `downward_metrics` gives the guest metrics of its node and domain.
 //! * `migration` passes on the connections of a live migration between two pods.
 //! * `host_cpus` reads the CPUs of the pod, and keeps the launcher's own threads away from those of vCPUs.

@@ -1,6 +1,6 @@
 //! The client side of a WebSocket's opening handshake (RFC 6455), and the bounds of all WebSockets.
 //!
-//! Compression is never negotiated. The subprotocol is `plain.kubevirt.io`: binary messages carry the bytes of a stream, and
+//! Compression is never negotiated. The subprotocol is `plain.kubevirt.io`: binary messages hold the bytes of a stream, and
 //! their boundaries mean nothing.
 
 use axum::body::Body;

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 const ATTEMPTS: u8 = 3;
 /// Most characters before the suffix, as many as the API server leaves of `generateName`: the whole has 63 at most.
 const BEGINNING: usize = 58;
-/// Characters of the suffix. virt-handler tells by them which pods are those of a VMI.
+/// Characters of the suffix. virt-handler finds the pods of a VMI by them.
 const SUFFIX: usize = 5;
 /// Characters of suffixes, those of the API server: without vowels, so that no words arise.
 const CHARACTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";

@@ -24,7 +24,7 @@ pub(super) fn status(
     if let Some(instance) = instance.filter(|instance| !instance.is_final()) {
         return live(instance, must_run && unbound_claim, data_volumes);
     }
-    // Clients know no other word. The condition Hibernated tells more.
+    // Clients know no other word. The condition Hibernated has the details.
     if hibernation::is_hibernated(vm) {
         return PrintableStatus::Stopped;
     }

@@ -39,6 +39,11 @@ pub(crate) fn destination_xml(xml: &str, disks: &[(MovedDisk, u64)], pinning: Op
         let mut elements = devices.children().filter(|node| node.has_tag_name("disk"));
         changes.extend(changes_of(elements.find(|disk| is_target(*disk, &moved.target))?, &moved.backend, *size)?);
     }
+    edited(xml, changes)
+}
+
+/// Returns the XML with other text in these ranges.
+pub(super) fn edited(xml: &str, mut changes: Vec<(Range<usize>, String)>) -> Option<String> {
     // From the end, so that the other ranges stay valid.
     changes.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
     let mut xml = xml.to_owned();

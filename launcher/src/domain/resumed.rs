@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use roxmltree::{Document, Node};
 
-use super::{parse::XML_LIMIT, xml::Element};
+use super::{destination::edited, parse::XML_LIMIT, xml::Element};
 
 /// Elements and attributes of CPU and vCPUs.
 const ELEMENTS: [&str; 15] = [
@@ -81,13 +81,7 @@ pub(crate) fn resumed_xml(definition: &str, saved: &str) -> Option<String> {
         let at = child(own.root_element(), name).map_or(devices..devices, |known| known.range());
         changes.push((at, copy(saved, 0)?.to_xml().trim_end().to_owned()));
     }
-    changes.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
-    let mut xml = definition.to_owned();
-    for (range, text) in changes {
-        xml.get(range.clone())?;
-        xml.replace_range(range, &text);
-    }
-    Some(xml)
+    edited(definition, changes)
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {

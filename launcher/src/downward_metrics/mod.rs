@@ -23,7 +23,7 @@ use crate::{hypervisor::Domain, paths::Paths, storage, tasks::Tasks};
 
 /// Interval in which the disk is written.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Program whose version the guest is told.
+/// Program whose version the guest reads.
 const QEMU: &str = "qemu-system-x86_64";
 /// Version of a QEMU that does not tell it.
 const UNKNOWN_VERSION: &str = "qemu-unknown";

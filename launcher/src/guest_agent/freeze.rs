@@ -35,7 +35,7 @@ pub(super) struct Thaw {
     task: Option<AbortHandle>,
     /// The guest is being frozen or is frozen: probes do not count before this time.
     frozen_until: Option<Instant>,
-    /// The guest agent must be told although it reports no frozen file system: a freeze that found none has run its hooks, or the
+    /// The guest agent gets the call although it reports no frozen file system: a freeze that found none has run its hooks, or the
     /// number is not known.
     without_file_systems: bool,
 }

@@ -32,7 +32,7 @@ pub(super) enum Finished {
 
 impl Driver {
     /// Converts the result of a task to an input.
-    pub(super) fn finished(&mut self, finished: Finished) -> Option<Input> {
+    pub(super) fn input_of(&mut self, finished: Finished) -> Option<Input> {
         match finished {
             Finished::Input(input) => Some(input),
             Finished::Connected(result) => Some(Input::Connected(result.map(|domain| {

@@ -201,7 +201,7 @@ impl Driver {
                 Input::DomainChanged { closed, crashed }
             }
             Some(finished) = self.running.join_next() => match finished {
-                Ok(finished) => return Ok(self.finished(finished)),
+                Ok(finished) => return Ok(self.input_of(finished)),
                 Err(error) if error.is_panic() => return Err(TaskFailure::Panicked("effect")),
                 Err(_) => return Ok(None),
             },
