@@ -3,8 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Presence;
+use super::metadata::slim;
 
 /// A CDI object, as far as it is read.
 #[derive(Clone, Debug, Deserialize)]
@@ -23,11 +22,7 @@ pub(crate) struct CachedCdi {
 
 unindexed!(CachedCdi);
 
-impl Declaration for CachedCdi {
-    type Wire = Cdi;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-}
+kept!(CachedCdi of Cdi, WhenServed);
 
 impl From<Cdi> for CachedCdi {
     fn from(cdi: Cdi) -> Self {

@@ -36,4 +36,4 @@ impl Cached for VirtualMachineClone {
     }
 }
 
-kept_whole!(VirtualMachineClone written as VmClone);
+kept!(whole VirtualMachineClone written as VmClone);

@@ -3,7 +3,7 @@
 
 use k8s_openapi::{api::storage::v1::CSIDriver, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{declaration::Declaration, metadata::slim};
+use super::metadata::slim;
 
 /// A CSI driver, which has the name of its provisioner.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,10 +14,7 @@ pub(crate) struct CachedCsiDriver {
 
 unindexed!(CachedCsiDriver);
 
-impl Declaration for CachedCsiDriver {
-    type Wire = CSIDriver;
-    type Kept = Self;
-}
+kept!(CachedCsiDriver of CSIDriver);
 
 impl From<CSIDriver> for CachedCsiDriver {
     fn from(driver: CSIDriver) -> Self {

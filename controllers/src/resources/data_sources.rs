@@ -36,4 +36,4 @@ impl Cached for DataSource {
     }
 }
 
-kept_whole!(DataSource written as DataSource, WhenServed);
+kept!(whole DataSource written as DataSource, WhenServed);

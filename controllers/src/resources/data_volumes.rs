@@ -29,4 +29,4 @@ impl Cached for DataVolume {
     }
 }
 
-kept_whole!(DataVolume written as DataVolume, WhenServed);
+kept!(whole DataVolume written as DataVolume, WhenServed);

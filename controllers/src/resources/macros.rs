@@ -38,14 +38,17 @@ macro_rules! unindexed {
     };
 }
 
-/// Declares a resource whose objects are kept as they are sent, and the kind of the writes to it.
-macro_rules! kept_whole {
-    ($object:ident written as $kind:ident $(, $presence:ident)?) => {
-        impl $crate::resources::declaration::Declaration for $object {
-            type Wire = Self;
+/// Declares a resource of which parts are kept, or whose objects are kept whole, and the kind of the writes to it.
+macro_rules! kept {
+    (whole $object:ident $($rest:tt)*) => {
+        kept!($object of $object $($rest)*);
+    };
+    ($kept:ident of $wire:ident $(written as $kind:ident)? $(, $presence:ident)?) => {
+        impl $crate::resources::declaration::Declaration for $kept {
+            type Wire = $wire;
             type Kept = Self;
             $(const PRESENCE: $crate::cache::Presence = $crate::cache::Presence::$presence;)?
-            const WRITTEN: Option<$crate::runtime::Kind> = Some($crate::runtime::Kind::$kind);
+            $(const WRITTEN: Option<$crate::runtime::Kind> = Some($crate::runtime::Kind::$kind);)?
         }
     };
 }

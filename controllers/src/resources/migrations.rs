@@ -38,7 +38,7 @@ impl Cached for VirtualMachineInstanceMigration {
     }
 }
 
-kept_whole!(VirtualMachineInstanceMigration written as Migration);
+kept!(whole VirtualMachineInstanceMigration written as Migration);
 
 /// Returns the VMI of a migration.
 pub(crate) fn vmi_key(migration: &VirtualMachineInstanceMigration) -> Option<Key> {

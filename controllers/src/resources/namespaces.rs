@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{declaration::Declaration, metadata::slim};
+use super::metadata::slim;
 
 /// A namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,10 +17,7 @@ pub(crate) struct CachedNamespace {
 
 unindexed!(CachedNamespace);
 
-impl Declaration for CachedNamespace {
-    type Wire = Namespace;
-    type Kept = Self;
-}
+kept!(CachedNamespace of Namespace);
 
 impl From<Namespace> for CachedNamespace {
     fn from(mut namespace: Namespace) -> Self {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use api::{MigrationPolicy, policy::MigrationPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{declaration::Declaration, metadata::slim};
+use super::metadata::slim;
 
 /// A migration policy.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,10 +18,7 @@ pub(crate) struct CachedPolicy {
 
 unindexed!(CachedPolicy);
 
-impl Declaration for CachedPolicy {
-    type Wire = MigrationPolicy;
-    type Kept = Self;
-}
+kept!(CachedPolicy of MigrationPolicy);
 
 impl From<MigrationPolicy> for CachedPolicy {
     fn from(policy: MigrationPolicy) -> Self {

@@ -39,7 +39,7 @@ impl Cached for VirtualMachinePool {
     }
 }
 
-kept_whole!(VirtualMachinePool written as Pool);
+kept!(whole VirtualMachinePool written as Pool);
 
 #[cfg(test)]
 mod tests {

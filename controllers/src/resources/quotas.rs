@@ -2,7 +2,7 @@
 
 use k8s_openapi::{api::core::v1::ResourceQuota, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{declaration::Declaration, metadata::slim};
+use super::metadata::slim;
 use crate::cache::Cached;
 
 /// Indices of quotas.
@@ -32,10 +32,7 @@ impl Cached for CachedQuota {
     }
 }
 
-impl Declaration for CachedQuota {
-    type Wire = ResourceQuota;
-    type Kept = Self;
-}
+kept!(CachedQuota of ResourceQuota);
 
 impl From<ResourceQuota> for CachedQuota {
     fn from(quota: ResourceQuota) -> Self {

@@ -38,4 +38,4 @@ impl Cached for VirtualMachineInstanceReplicaSet {
     }
 }
 
-kept_whole!(VirtualMachineInstanceReplicaSet written as ReplicaSet);
+kept!(whole VirtualMachineInstanceReplicaSet written as ReplicaSet);

@@ -3,8 +3,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::{declaration::Declaration, metadata::slim};
-use crate::cache::{Cached, Presence};
+use super::metadata::slim;
+use crate::cache::Cached;
 
 /// Annotation of a default class. Its value does not matter, as in KubeVirt.
 const DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
@@ -53,11 +53,7 @@ impl Cached for CachedSnapshotClass {
     }
 }
 
-impl Declaration for CachedSnapshotClass {
-    type Wire = VolumeSnapshotClass;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-}
+kept!(CachedSnapshotClass of VolumeSnapshotClass, WhenServed);
 
 impl From<VolumeSnapshotClass> for CachedSnapshotClass {
     fn from(class: VolumeSnapshotClass) -> Self {

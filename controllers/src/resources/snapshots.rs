@@ -7,8 +7,7 @@ use k8s_openapi::apimachinery::pkg::{
 };
 use serde::Deserialize;
 
-use super::{declaration::Declaration, metadata::slim};
-use crate::{cache::Presence, runtime::Kind};
+use super::metadata::slim;
 
 /// A VolumeSnapshot, as far as it is read.
 #[derive(Clone, Debug, Deserialize)]
@@ -72,12 +71,7 @@ pub(crate) struct CachedSnapshot {
 
 unindexed!(CachedSnapshot);
 
-impl Declaration for CachedSnapshot {
-    type Wire = VolumeSnapshot;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-    const WRITTEN: Option<Kind> = Some(Kind::VolumeSnapshot);
-}
+kept!(CachedSnapshot of VolumeSnapshot written as VolumeSnapshot, WhenServed);
 
 impl From<VolumeSnapshot> for CachedSnapshot {
     fn from(snapshot: VolumeSnapshot) -> Self {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::{api::storage::v1::StorageClass, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{declaration::Declaration, metadata::slim, sharing};
+use super::{metadata::slim, sharing};
 use crate::cache::Cached;
 
 /// Annotation of the default class of the cluster.
@@ -60,10 +60,7 @@ pub(crate) fn newest(classes: Vec<Arc<CachedStorageClass>>) -> Option<Arc<Cached
     classes.into_iter().reduce(|found, class| if age(&class) > age(&found) { class } else { found })
 }
 
-impl Declaration for CachedStorageClass {
-    type Wire = StorageClass;
-    type Kept = Self;
-}
+kept!(CachedStorageClass of StorageClass);
 
 impl From<StorageClass> for CachedStorageClass {
     fn from(class: StorageClass) -> Self {

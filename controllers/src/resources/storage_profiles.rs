@@ -4,8 +4,7 @@ use api::quantity;
 use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
 use serde::Deserialize;
 
-use super::{declaration::Declaration, metadata::slim};
-use crate::cache::Presence;
+use super::metadata::slim;
 
 /// Annotation with the least size of a claim.
 const MINIMUM: &str = "cdi.kubevirt.io/minimumSupportedPvcSize";
@@ -70,11 +69,7 @@ impl CachedStorageProfile {
     }
 }
 
-impl Declaration for CachedStorageProfile {
-    type Wire = StorageProfile;
-    type Kept = Self;
-    const PRESENCE: Presence = Presence::WhenServed;
-}
+kept!(CachedStorageProfile of StorageProfile, WhenServed);
 
 impl From<StorageProfile> for CachedStorageProfile {
     fn from(profile: StorageProfile) -> Self {

@@ -71,6 +71,6 @@ impl Cached for VirtualMachineRestore {
     }
 }
 
-kept_whole!(VirtualMachineSnapshot written as VmSnapshot);
-kept_whole!(VirtualMachineSnapshotContent written as VmSnapshotContent);
-kept_whole!(VirtualMachineRestore written as VmRestore);
+kept!(whole VirtualMachineSnapshot written as VmSnapshot);
+kept!(whole VirtualMachineSnapshotContent written as VmSnapshotContent);
+kept!(whole VirtualMachineRestore written as VmRestore);

@@ -99,7 +99,7 @@ impl Cached for VirtualMachineInstance {
     }
 }
 
-kept_whole!(VirtualMachineInstance written as Instance);
+kept!(whole VirtualMachineInstance written as Instance);
 
 /// Returns true for a VMI whose launcher has another version.
 pub(crate) fn is_outdated(vmi: &VirtualMachineInstance) -> bool {

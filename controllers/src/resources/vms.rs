@@ -85,7 +85,7 @@ pub(crate) fn is_leased(vm: &VirtualMachine) -> bool {
     is_held || vm.metadata.finalizers.iter().flatten().any(|name| name == finalizer::SNAPSHOT_SOURCE)
 }
 
-kept_whole!(VirtualMachine written as VirtualMachine);
+kept!(whole VirtualMachine written as VirtualMachine);
 
 /// Returns the key of an instance type or preference that an object in `namespace` names.
 pub(crate) fn instancetype_key(kind: MatchedKind, namespace: &str, name: impl Into<String>) -> Key {
