@@ -9,6 +9,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use super::checks;
 use crate::{
     context::{Context, Decision, FieldErrors, Interrupt, semantic},
     rules::unsupported::migrations,
@@ -21,14 +22,7 @@ const DOWNTIME_TUNING: FeatureGate = FeatureGate::MigrationDowntimeTuning;
 
 /// Serves `/migration-policy-validate-create`, also on changes.
 pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
-    let resource = &context.request.resource;
-    if resource.group != GROUP || resource.resource != PLURAL {
-        let message = format!(
-            "unexpected resource {{Group:{} Version:{} Resource:{}}}",
-            resource.group, resource.version, resource.resource
-        );
-        return Err(Interrupt::failed(400, message));
-    }
+    checks::expect_resource(context.request, GROUP, PLURAL)?;
     let policy: MigrationPolicy = context.object()?;
     let old: Option<MigrationPolicy> = context.old_object()?;
     let mut errors = field_errors(&policy.spec, old.as_ref().map(|old| &old.spec), context.config);
