@@ -39,9 +39,10 @@ use crate::{
 
 /// Interval of pings.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Fills a part of the guest's memory.
+/// Fills a part of the guest's memory. Copies, since an emulated guest needs a minute to write as much by `tr`.
 pub(crate) const FILL: &str = "mkdir -p /fill; mount -t tmpfs -o size=300m none /fill; \
-     tr '\\0' x </dev/zero | head -c 134217728 >/fill/x; echo filled-$((1+1))";
+     tr '\\0' x </dev/zero | head -c 1048576 >/fill/seed; \
+     for n in $(seq 128); do cat /fill/seed; done >/fill/x; echo filled-$((1+1))";
 /// Addresses of the guests, of the first node, and the network of both.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 88, 252, 2);
 const PLAIN: Ipv4Addr = Ipv4Addr::new(10, 88, 252, 3);
