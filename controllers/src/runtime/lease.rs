@@ -27,6 +27,8 @@ use k8s_openapi::{
 use kube::{Api, Client, api::PostParams};
 use tokio_util::sync::CancellationToken;
 
+use super::clock::Moment;
+
 /// Times of the election. With the defaults another replica takes the lease about 9 s after the leader was killed, at the latest: the lease
 /// expires 7 s after its last renewal was seen, and standbys read it each second.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +67,7 @@ impl Default for Times {
 /// Leadership of this replica. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Leadership {
-    renewed: Arc<Mutex<Option<Instant>>>,
+    renewed: Arc<Mutex<Option<Moment>>>,
     times: Times,
 }
 
@@ -86,11 +88,11 @@ impl Leadership {
         self.last().map_or(Duration::ZERO, |at| self.times.duration.saturating_sub(at.elapsed()))
     }
 
-    fn last(&self) -> Option<Instant> {
+    fn last(&self) -> Option<Moment> {
         *lock(&self.renewed)
     }
 
-    pub(super) fn set(&self, renewed: Option<Instant>) {
+    pub(super) fn set(&self, renewed: Option<Moment>) {
         *lock(&self.renewed) = renewed;
     }
 }
@@ -226,7 +228,7 @@ impl Election {
 
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
         // Counted from before the request, so that we stop writing before others may take over.
-        let started = Instant::now();
+        let started = Moment::now();
         // A lease that nobody else has changed is renewed without a read.
         if let Some(lease) = self.written.take() {
             let renewed = self.replace(lease).await;
@@ -262,7 +264,7 @@ impl Election {
         self.leases.replace(&self.name, &PostParams::default(), &lease).await
     }
 
-    fn outcome(&mut self, result: Result<Lease, kube::Error>, started: Instant) -> Result<bool, kube::Error> {
+    fn outcome(&mut self, result: Result<Lease, kube::Error>, started: Moment) -> Result<bool, kube::Error> {
         // Another replica was faster. The next read shows the holder.
         if is_conflict(&result) {
             return Ok(self.leadership.holds());
@@ -347,7 +349,7 @@ mod tests {
         assert_eq!(leadership.time_left(), Duration::ZERO);
         // Time since the renewal; writes may begin. They end with the lease.
         for (age, holds) in [(Duration::ZERO, true), (times.deadline, false), (times.duration, false)] {
-            leadership.set(Instant::now().checked_sub(age));
+            leadership.set(Moment::now().checked_sub(age));
             assert_eq!(leadership.holds(), holds, "{age:?}");
             assert!(leadership.time_left() <= times.duration - age, "{age:?}");
         }

@@ -8,6 +8,7 @@
 //! Controllers do no IO: the same observation yields the same decision. Answers to writes go straight into the caches, so
 //! that the next reconcile sees them before the watch delivers them.
 
+mod clock;
 mod controller;
 mod decision;
 mod effect;

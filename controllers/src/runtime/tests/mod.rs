@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::{
     Answers, Attempt, ClaimUser, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs,
-    Recorder, Run, Runner, Times, Wake, executor::Outcome, lease::Leadership,
+    Recorder, Run, Runner, Times, Wake, clock::Moment, executor::Outcome, lease::Leadership,
 };
 use crate::{
     cache::Key,
@@ -70,7 +70,7 @@ fn traced(server: &Server, traces: Traces) -> Fixture {
     let metrics = Metrics::new(&Registry::new()).unwrap();
     let hour = Duration::from_secs(3600);
     let leadership = Leadership::new(Times { duration: hour, deadline: hour, ..Times::default() });
-    leadership.set(Some(std::time::Instant::now()));
+    leadership.set(Some(Moment::now()));
     let tasks = Tasks::new();
     let recorder = Recorder::start(Server::default().client(), metrics.clone(), &tasks.spawner());
     let stored = Arc::new(Stored::default());
@@ -221,7 +221,7 @@ async fn writes_that_were_held_back_without_leadership_are_repeated() {
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.requests(), []);
-    fixture.leadership.set(Some(std::time::Instant::now()));
+    fixture.leadership.set(Some(Moment::now()));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(server.requests().len(), 1);
 }
