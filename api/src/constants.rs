@@ -14,6 +14,8 @@ pub const KUBEVIRT_NAME: &str = "kubevirt";
 pub const DEFAULT_NAMESPACE: &str = "kubevirt";
 /// Name of the VMI of `helm test`, the only one in the namespace of an installation.
 pub const HELM_TEST_VMI: &str = "ferrovirt-test";
+/// Largest number of parts into which the VMs are divided among the replicas of virt-controller.
+pub const MAX_SHARDS: u32 = 16;
 /// UID and GID of virt-launcher and QEMU.
 pub const NON_ROOT_UID: u64 = 107;
 

@@ -1,20 +1,61 @@
-//! The work of the leader: wait for the caches, start the controllers, pass changes of the configuration on.
+//! The work of the leader and of holders of shards: wait for the caches, start the controllers, pass changes of the configuration on.
 
 use std::sync::Arc;
 
-use daemon::{config::ConfigHandle, tasks::Spawner};
+use daemon::{config::ConfigHandle, tasks::Spawner, telemetry::Traces};
 use futures::{
     FutureExt,
     future::{join_all, join3},
 };
+use kube::Client;
 
 use crate::{
     resources::{CERTIFICATES, Caches, Resource, Sources, needs},
-    runtime::{ConfigChange, Executor, Needs, Run},
+    runtime::{ConfigChange, Executor, Leadership, Metrics, Needs, Recorder, Run},
+    shards::LEADER,
 };
 
-/// Starts each controller once its caches are as new as the lease, and passes changes of the configuration on.
-pub(crate) async fn lead(
+/// Everything that the work needs.
+pub(crate) struct Work {
+    /// The client that writes.
+    pub client: Client,
+    /// The caches.
+    pub caches: Arc<Caches>,
+    /// The watches that fill them.
+    pub sources: Sources,
+    /// All controllers.
+    pub controllers: Vec<Arc<dyn Run>>,
+    /// The cluster configuration.
+    pub config: ConfigHandle,
+    /// Metrics of the runtime.
+    pub metrics: Metrics,
+    /// Records events.
+    pub recorder: Recorder,
+    /// Records spans.
+    pub traces: Traces,
+    /// Starts the workers.
+    pub tasks: Spawner,
+}
+
+impl Work {
+    /// Returns the controllers whose keys are divided among the replicas.
+    pub(crate) fn sharded(&self) -> Vec<Arc<dyn Run>> {
+        self.controllers.iter().filter(|controller| controller.is_sharded()).cloned().collect()
+    }
+
+    /// Works on a shard for ever. The leader works on what is not divided, too.
+    pub(crate) fn lead(&self, shard: u32, leadership: Leadership) -> impl Future<Output = ()> + Send + use<> {
+        let controllers = if shard == LEADER { self.controllers.clone() } else { self.sharded() };
+        let (caches, metrics, traces) = (self.caches.clone(), self.metrics.clone(), self.traces.clone());
+        let executor =
+            Executor::new(self.client.clone(), leadership, self.recorder.clone(), metrics, caches.clone(), traces);
+        lead(shard, controllers, self.sources.clone(), caches, executor, self.config.clone(), self.tasks.clone())
+    }
+}
+
+/// Starts each controller for a shard once its caches are as new as the lease, and passes changes of the configuration on.
+async fn lead(
+    shard: u32,
     controllers: Vec<Arc<dyn Run>>,
     sources: Sources,
     caches: Arc<Caches>,
@@ -31,9 +72,11 @@ pub(crate) async fn lead(
     };
     let (first, others): (Vec<_>, Vec<_>) =
         controllers.iter().partition(|controller| CERTIFICATES.contains(controller.needs()));
-    let start = |controller: &Arc<dyn Run>| controller.clone().start(&executor, &tasks);
+    let start = |controller: &Arc<dyn Run>| controller.clone().start(shard, &executor, &tasks);
     // Certificates come first: other writes may need the webhooks.
-    ready(CERTIFICATES).await;
+    if !first.is_empty() {
+        ready(CERTIFICATES).await;
+    }
     first.into_iter().for_each(start);
     // Pods must not be created from the defaults that hold until the configuration has been read.
     config.read_once().await;
@@ -62,14 +105,14 @@ mod tests {
     };
 
     use api::config::ClusterConfig;
-    use daemon::{tasks::Tasks, telemetry::Traces};
+    use daemon::tasks::Tasks;
     use futures::{FutureExt, future::BoxFuture};
     use tokio::sync::watch;
 
     use super::*;
     use crate::{
         cache::Source,
-        runtime::{Election, Metrics, Recorder, Times},
+        runtime::{Election, Times},
         scripted::Server,
     };
 
@@ -96,7 +139,14 @@ mod tests {
             self.0
         }
         fn watch(&self) {}
-        fn start(self: Arc<Self>, _executor: &Arc<Executor>, _tasks: &Spawner) {
+        fn is_sharded(&self) -> bool {
+            false
+        }
+        fn stop(&self, _shard: u32) {}
+        fn is_idle(&self, _shard: u32) -> bool {
+            true
+        }
+        fn start(self: Arc<Self>, _shard: u32, _executor: &Arc<Executor>, _tasks: &Spawner) {
             self.1.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
         }
         fn config_changed(&self, _change: &ConfigChange) {}
@@ -139,7 +189,7 @@ mod tests {
         let controllers =
             needs.into_iter().map(|needs| Arc::new(Recorded(needs, started.clone())) as Arc<dyn Run>).collect();
         let config = ConfigHandle::fixed(ClusterConfig::default());
-        tasks.spawn("leader", lead(controllers, sources, caches, executor, config, tasks.spawner()));
+        tasks.spawn("leader", lead(LEADER, controllers, sources, caches, executor, config, tasks.spawner()));
         let after = |done: Option<Arc<Slow>>| {
             let started = started.clone();
             async move {

@@ -34,6 +34,7 @@ mod runtime;
 mod scripted;
 mod server;
 mod setup;
+mod shards;
 mod snapshot;
 mod snapshot_class;
 mod tsc;
@@ -47,8 +48,9 @@ mod workload_update;
 
 use std::{sync::Arc, time::Duration};
 
-use api::{constants::component, tls};
+use api::{constants::component, names, tls};
 use daemon::{
+    CancellationToken,
     config::ConfigHandle,
     logging::Verbosity,
     ops::{Ops, Readiness},
@@ -56,19 +58,19 @@ use daemon::{
     telemetry::Traces,
     tls::{Identity, Roots},
 };
-use futures::future::join_all;
+use futures::future::{join, join_all, try_join, try_join_all};
 use prometheus::Registry;
 
 use crate::{
     inventory::Inventory,
+    lead::Work,
     options::Options,
     resources::Caches,
-    runtime::{Election, Executor, Metrics, Recorder, Times},
+    runtime::{Election, Metrics, Recorder, Times},
     setup::Setup,
+    shards::{LEADER, Replicas},
 };
 
-/// Name of the Lease.
-const LEASE: &str = "virt-controller";
 /// Longest time for which a replica leaves the lease to others because its caches are not full. Lists may need the certificates that the
 /// leader makes.
 const FILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -129,37 +131,55 @@ pub async fn run(options: Options) -> Result<(), RunError> {
     }
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
-    let mut election = Election::new(client.clone(), &options.namespace, LEASE, name, Times::default());
+    let election = |shard: u32| {
+        let lease = names::controller_lease(shard);
+        Election::new(client.clone(), &options.namespace, &lease, name.clone(), Times::default())
+    };
+    let mut leader = election(LEADER);
+    let mut others: Vec<(u32, Election)> = (1..options.shards).map(|shard| (shard, election(shard))).collect();
+    let replicas = Replicas::new(name.clone());
+    if options.shards > 1 {
+        let pods = replicas.clone().follow(client.clone(), options.namespace.clone(), options.shards);
+        spawner.spawn("replicas", pods);
+    }
+    let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
+    let work = Work { client, caches, sources, controllers, config, metrics, recorder, traces, tasks: spawner };
     let candidacy = async {
         // A former process of this pod that led was killed: a replica with full caches takes over at once.
-        election.release().await;
+        leader.release().await;
+        join_all(others.iter_mut().map(|(_, election)| election.release())).await;
+        let former = shards::wait_for_former(work.client.clone(), &options.namespace, &name, options.shards);
+        let filled = join_all(work.sources.iter().map(|(_, source)| source.filled()));
         tokio::select! {
-            _ = tokio::time::timeout(FILL_TIMEOUT, join_all(sources.iter().map(|(_, source)| source.filled()))) => {
-                election.win(&stop).await
-            }
-            () = stop.cancelled() => false,
+            _ = join(former, tokio::time::timeout(FILL_TIMEOUT, filled)) => {}
+            () = stop.cancelled() => return Ok(()),
         }
+        let (replicas, work, stop) = (&*replicas, &work, &stop);
+        let held = others.iter_mut().map(|(shard, election)| async move {
+            let is_kept = shards::hold(*shard, election, replicas, work, stop).await;
+            if is_kept { Ok(()) } else { Err(RunError::LeadershipLost) }
+        });
+        try_join(lead_once(&mut leader, work, stop), try_join_all(held)).await.map(|_| ())
     };
-    let won = tokio::select! {
-        won = candidacy => won,
-        ended = tasks.ended() => return Err(RunError::Task(ended)),
-    };
-    if !won {
+    tokio::select! {
+        ended = candidacy => ended,
+        ended = tasks.ended() => Err(RunError::Task(ended)),
+    }
+}
+
+/// Leads from the election of this replica until it is stopped or leadership is lost.
+async fn lead_once(election: &mut Election, work: &Work, stop: &CancellationToken) -> Result<(), RunError> {
+    if !election.win(stop).await {
         return Ok(());
     }
     tracing::info!("leading");
-    metrics.set_leading(true);
-    let recorder = Recorder::start(client.clone(), metrics.clone(), &spawner);
-    pod_trace::follow(&caches, &traces);
-    spawner.spawn_once("disruption budgets", budgets::remove(client.clone()));
-    spawner.spawn("import progress", importer::progress::follow(caches.clone()));
-    let executor = Executor::new(client, election.leadership(), recorder, metrics.clone(), caches.clone(), traces);
-    spawner.spawn("leader", lead::lead(controllers, sources, caches, executor, config, spawner.clone()));
-    let kept = tokio::select! {
-        kept = election.keep(&stop) => kept,
-        ended = tasks.ended() => return Err(RunError::Task(ended)),
-    };
-    metrics.set_leading(false);
+    work.metrics.set_leading(true);
+    pod_trace::follow(&work.caches, &work.traces);
+    work.tasks.spawn_once("disruption budgets", budgets::remove(work.client.clone()));
+    work.tasks.spawn("import progress", importer::progress::follow(work.caches.clone()));
+    work.tasks.spawn("leader", work.lead(LEADER, election.leadership()));
+    let kept = election.keep(stop).await;
+    work.metrics.set_leading(false);
     if kept {
         election.release().await;
         Ok(())

@@ -37,6 +37,9 @@ pub struct Options {
     /// with the right to `escalate` them, which the chart grants together with this flag.
     #[arg(long)]
     pub manage_role_aggregation: bool,
+    /// Number of parts into which the VMs are divided among the replicas. 1: one replica decides about all of them.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(api::constants::MAX_SHARDS)))]
+    pub shards: u32,
     /// Install namespace.
     #[arg(long, env = "POD_NAMESPACE", default_value = "kubevirt")]
     pub namespace: String,

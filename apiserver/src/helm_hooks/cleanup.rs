@@ -10,8 +10,9 @@ use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstanceReplicaSet,
     cdi::DataVolume,
-    constants::{annotation, component, finalizer, label},
+    constants::{MAX_SHARDS, annotation, component, finalizer, label},
     instancetype::common,
+    names,
     snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
     tls, webhook_path,
 };
@@ -46,7 +47,9 @@ pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
         delete::<Secret>(&client, &namespace, name).await?;
     }
     delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;
-    delete::<Lease>(&client, &namespace, component::VIRT_CONTROLLER).await?;
+    for shard in 0..MAX_SHARDS {
+        delete::<Lease>(&client, &namespace, &names::controller_lease(shard)).await?;
+    }
     delete_requests(&client).await?;
     release::<VirtualMachineInstance>(&client).await?;
     release::<VirtualMachine>(&client).await?;

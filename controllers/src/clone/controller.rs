@@ -23,6 +23,7 @@ fn clone_of(metadata: &ObjectMeta) -> Option<Key> {
 
 impl Controller for Clones {
     const NAME: &'static str = "clone";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[
         Resource::VmClones,
@@ -35,6 +36,12 @@ impl Controller for Clones {
     ]);
     type Caches = Caches;
     type Observed = Observed;
+
+    fn vm(caches: &Caches, key: &Key) -> Key {
+        // Its restore makes the target, and is complete only after that.
+        let clone = caches.vm_clones.get(key);
+        clone.map_or_else(|| key.clone(), |clone| Key::new(key.namespace.as_str(), target_name(&clone)))
+    }
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vm_clones);

@@ -39,6 +39,7 @@ fn is_drained(caches: &Caches, vmi: &VirtualMachineInstance, config: &ClusterCon
 
 impl Controller for Evacuations {
     const NAME: &'static str = "evacuation";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[Resource::Vmis, Resource::Migrations, Resource::Nodes, Resource::Pods]);
     type Caches = Caches;

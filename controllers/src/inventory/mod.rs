@@ -108,8 +108,6 @@ impl Inventory {
         let stuck = gauge("kubevirt_vmi_non_evictable", "1 if a VMI must migrate on eviction but cannot", &VMI)?;
         let addresses = gauge("kubevirt_vmi_status_addresses", "Addresses of VMIs", &ADDRESSES)?;
         let outdated = IntGauge::new("kubevirt_vmi_number_of_outdated", "VMIs whose launcher has another version")?;
-        let syncs = Opts::new("kubevirt_vmi_sync_total", "Decisions about a VMI");
-        let syncs = IntCounterVec::new(syncs, &["namespace", "name"])?;
         let emulation =
             IntGauge::new("kubevirt_configuration_emulation_enabled", "1 while guests may run without KVM")?;
 
@@ -154,14 +152,21 @@ impl Inventory {
                 addresses.with_label_values(&labels).set(1.0);
             }
         }
-        for (vmi, count) in self.metrics.syncs() {
-            syncs.with_label_values(&[&vmi.namespace, &vmi.name]).inc_by(count);
-        }
         let collectors: [&dyn Collector; 5] = [&vmi_info, &stuck, &addresses, &outdated, &emulation];
-        let families = collectors.iter().flat_map(|collector| collector.collect()).chain(syncs.collect());
+        let families = collectors.iter().flat_map(|collector| collector.collect()).chain(self.syncs()?);
         let families = families.chain(self.vm_families(&details)?).chain(details.families());
         let families = families.chain(migrations.families()).chain(copies.families());
         Ok(families.filter(|family| !family.get_metric().is_empty()).collect())
+    }
+
+    /// Returns the numbers of decisions of this replica.
+    fn syncs(&self) -> Result<Vec<MetricFamily>, prometheus::Error> {
+        let syncs = Opts::new("kubevirt_vmi_sync_total", "Decisions about a VMI");
+        let syncs = IntCounterVec::new(syncs, &["namespace", "name"])?;
+        for (vmi, count) in self.metrics.syncs() {
+            syncs.with_label_values(&[&vmi.namespace, &vmi.name]).inc_by(count);
+        }
+        Ok(syncs.collect().into_iter().filter(|family| !family.get_metric().is_empty()).collect())
     }
 
     /// Returns the metrics of VMs, except those in `details`, to which it adds the VMs.
@@ -289,11 +294,10 @@ impl Collector for Inventory {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Every replica has caches. With metrics of all of them, dashboards would count each object several times.
-        if !self.metrics.is_leading() {
-            return Vec::new();
-        }
-        self.families().unwrap_or_else(|error| {
+        // Every replica has caches. With metrics of all of them, dashboards would count each object several times. Decisions are those of
+        // one replica, which need not be the leader.
+        let families = if self.metrics.is_leading() { self.families() } else { self.syncs() };
+        families.unwrap_or_else(|error| {
             tracing::warn!(%error, "metrics of VMs and VMIs cannot be computed");
             Vec::new()
         })

@@ -3,7 +3,6 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
 };
 
 use api::{
@@ -14,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
-    Observed,
+    Observed, SHORTEST_RETRY, admission, creates_pod,
     gate::{Gate, View},
 };
 use crate::{
@@ -30,14 +29,11 @@ use crate::{
         vmis::{claim_names, node_name},
         vms::is_leased,
     },
-    runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Metrics, Needs, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Metrics, Needs, Wake},
     setup::Setup,
     vm_lease,
     vmi::{definitions, namespace_limits},
 };
-
-/// Shortest time between two attempts to create a target pod.
-const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
 /// The controller of VirtualMachineInstanceMigrations.
 pub(crate) struct Migrations {
@@ -46,6 +42,8 @@ pub(crate) struct Migrations {
     launcher_images: LauncherImages,
     gate: Arc<Gate>,
     view: View,
+    /// The leader admits migrations by their status.
+    by_status: bool,
     /// Wakes migrations whose turn it is.
     wake: OnceLock<Wake>,
     /// UIDs of migrations whose unschedulable target pod has been reported.
@@ -55,35 +53,23 @@ pub(crate) struct Migrations {
 impl Migrations {
     /// Creates the controller.
     pub(crate) fn new(setup: &Setup) -> Self {
+        let by_status = setup.options.shards > 1;
         Self {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
             launcher_images: LauncherImages::new(&setup.options),
             gate: Arc::default(),
-            view: View::of(&setup.caches),
+            view: View::of(&setup.caches).by_status(by_status),
+            by_status,
             wake: OnceLock::new(),
             reported: Mutex::default(),
-        }
-    }
-
-    /// Returns a function that updates the standing of migrations in the queue and wakes those whose turn it is.
-    fn follow(&self, wake: &Wake) -> impl Fn(Vec<Key>) + Clone + Send + Sync + 'static {
-        let (gate, view, config, wake) = (self.gate.clone(), self.view.clone(), self.config.clone(), wake.clone());
-        move |keys| {
-            let now = Timestamp::now();
-            let mut has_changed = false;
-            for key in keys {
-                has_changed |= gate.refresh(&view, &key, now);
-            }
-            if has_changed {
-                wake.keys(gate.next_fresh(&config.current().migrations));
-            }
         }
     }
 }
 
 impl Controller for Migrations {
     const NAME: &'static str = "migration";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[
         Resource::Vms,
@@ -104,9 +90,13 @@ impl Controller for Migrations {
     type Caches = Caches;
     type Observed = Observed;
 
+    fn vm(caches: &Caches, key: &Key) -> Key {
+        caches.migrations.get(key).and_then(|migration| vmi_key(&migration)).unwrap_or_else(|| key.clone())
+    }
+
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         let _ = self.wake.set(wake.clone());
-        let follow = self.follow(wake);
+        let follow = self.gate.clone().follow(self.view.clone(), self.config.clone(), wake.clone());
         // Before the key itself is queued, so that it is decided about with its own standing.
         let (followed, woken, all) = (follow.clone(), wake.clone(), caches.migrations.clone());
         let metrics = self.metrics.clone();
@@ -180,7 +170,6 @@ impl Controller for Migrations {
         let pods = vmi.as_ref().map(|vmi| caches.pods_of(vmi)).unwrap_or_default();
         let phase = migration.phase().clone();
         let is_pending = phase == MigrationPhase::Pending;
-        let is_admitted = is_pending && self.gate.admit(&self.view, key, &config.migrations, attempt.now);
         // Most VMs have no lease, and a VMI without VM never.
         let vm = vmi_key.as_ref().filter(|_| is_pending).and_then(|key| caches.vms.get(key));
         let held = vm.and_then(|vm| Some(vm_lease::forbids(&vm, lease::Attempt::Migration)?.holder()));
@@ -194,6 +183,12 @@ impl Controller for Migrations {
         };
         let is_target = |pod: &&Arc<CachedPod>| vmi.as_ref().is_some_and(|vmi| is_target_of(pod, &migration, vmi));
         let targets: Vec<&Arc<CachedPod>> = pods.iter().filter(is_target).collect();
+        let is_admitted = is_pending
+            && if self.by_status {
+                targets.is_empty() && admission::is_admitted(&migration)
+            } else {
+                self.gate.admit(&self.view, key, &config.migrations, attempt.now)
+            };
         let is_target_drained = (is_early || is_scheduled) && targets.iter().copied().any(is_drained);
         let unschedulable = targets.iter().find(|pod| is_early && pod.is_unschedulable()).zip(vmi.as_ref());
         let unoffered = unschedulable.map(|(pod, vmi)| {
@@ -210,6 +205,7 @@ impl Controller for Migrations {
             attachments: caches.attachments_of(&pods),
             full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
+            by_status: self.by_status,
             held,
             is_reported: lock(&self.reported).contains(migration.metadata.uid.as_deref().unwrap_or_default()),
             is_target_drained,
@@ -255,8 +251,7 @@ impl Controller for Migrations {
         } else if observed.migration.is_final() {
             lock(&self.reported).remove(&uid);
         }
-        let creates = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. });
-        if observed.is_admitted && !decision.effects.iter().any(creates) {
+        if observed.is_admitted && !observed.by_status && !creates_pod(&decision) {
             // It attempts again at its wake-up, and others go first until then.
             let retry = decision.wake_after.unwrap_or_default().max(SHORTEST_RETRY);
             decision.wake(retry);

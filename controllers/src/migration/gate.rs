@@ -12,10 +12,10 @@ use api::{
     MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase, config::Migrations,
     migration::Priority, owner,
 };
-use daemon::lock;
+use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 
-use super::backoff;
+use super::{admission, backoff};
 use crate::{
     cache::{Cache, Key},
     launcher_pod::is_target_of,
@@ -25,6 +25,7 @@ use crate::{
         pods::{CachedPod, PodIndex},
         vmis::node_name,
     },
+    runtime::Wake,
 };
 
 /// The place of a waiting migration in the queue: the smallest is first.
@@ -143,11 +144,18 @@ pub(super) struct View {
     migrations: Arc<Cache<VirtualMachineInstanceMigration>>,
     vmis: Arc<Cache<VirtualMachineInstance>>,
     pods: Arc<Cache<CachedPod>>,
+    by_status: bool,
 }
 
 impl View {
     pub(super) fn of(caches: &Caches) -> Self {
-        Self { migrations: caches.migrations.clone(), vmis: caches.vmis.clone(), pods: caches.pods.clone() }
+        let (migrations, vmis, pods) = (caches.migrations.clone(), caches.vmis.clone(), caches.pods.clone());
+        Self { migrations, vmis, pods, by_status: false }
+    }
+
+    /// Sets whether the status of a migration says if it is admitted.
+    pub(super) fn by_status(self, by_status: bool) -> Self {
+        Self { by_status, ..self }
     }
 
     fn standing(&self, key: &Key, deferred: Option<Timestamp>, now: Timestamp) -> Option<Standing> {
@@ -161,7 +169,8 @@ impl View {
         let source = own.and_then(|state| state.source_node.clone());
         let node = source.or_else(|| node_name(&vmi).map(str::to_owned)).unwrap_or_default();
         let waits = matches!(migration.phase(), MigrationPhase::Unset | MigrationPhase::Pending);
-        if !waits || pods.iter().any(|pod| is_target_of(pod, &migration, &vmi)) {
+        let is_admitted = self.by_status && admission::is_admitted(&migration);
+        if !waits || is_admitted || pods.iter().any(|pod| is_target_of(pod, &migration, &vmi)) {
             return Some(Standing::Running { node });
         }
         let is_ready = *migration.phase() == MigrationPhase::Pending
@@ -180,7 +189,7 @@ impl View {
             return None;
         }
         let created = migration.metadata.creation_timestamp.as_ref().map(|at| at.0);
-        let deferred = deferred.is_some_and(|until| until > now);
+        let deferred = deferred.or_else(|| admission::deferred_until(&migration)).is_some_and(|until| until > now);
         Some(Standing::Waiting {
             node,
             rank: Rank { deferred, priority: migration.priority(), created, key: key.clone() },
@@ -189,6 +198,25 @@ impl View {
 }
 
 impl Gate {
+    /// Returns a function that updates the standing of migrations in the queue and wakes those whose turn it is.
+    pub(super) fn follow(
+        self: Arc<Self>,
+        view: View,
+        config: ConfigHandle,
+        wake: Wake,
+    ) -> impl Fn(Vec<Key>) + Clone + Send + Sync + 'static {
+        move |keys| {
+            let now = Timestamp::now();
+            let mut has_changed = false;
+            for key in keys {
+                has_changed |= self.refresh(&view, &key, now);
+            }
+            if has_changed {
+                wake.keys(self.next_fresh(&config.current().migrations));
+            }
+        }
+    }
+
     /// Updates the standing of a migration. Returns true if it changed.
     pub(super) fn refresh(&self, view: &View, key: &Key, now: Timestamp) -> bool {
         let mut state = lock(&self.state);

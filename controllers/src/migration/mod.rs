@@ -1,5 +1,6 @@
 //! Live migrations of VMIs: from the request to the hand-off to virt-handler, and their ends. Start with [`decide`];
-//! `controller.rs` holds the watches, `gate.rs` the limits and the queue.
+//! `controller.rs` holds the watches, `gate.rs` the limits and the queue,
+//! `admission.rs` how the leader admits migrations that other replicas decide about.
 //!
 //! ```text
 //!             gate: target pod     pod runs       hand-off           target virt-handler       source virt-handler
@@ -10,6 +11,7 @@
 //! `phases.rs` decides the phase, `limits.rs` how long it may last, `target.rs` the target pod, `state.rs` what the status of the VMI says about the migration,
 //! `state_claim.rs` the claims of a VMI that keeps state, `end.rs` what is left of one that has ended, `waits.rs` why one waits.
 
+mod admission;
 mod backoff;
 mod controller;
 mod end;
@@ -35,9 +37,9 @@ use api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Toleration};
 
-pub(crate) use self::controller::Migrations;
 use self::gate::Full;
 pub(crate) use self::object::{Origin, migration_of};
+pub(crate) use self::{admission::Admissions, controller::Migrations};
 use crate::{
     launcher_pod::{LauncherImages, NamespaceLimits, is_target_of},
     persistent_state::State,
@@ -49,6 +51,8 @@ use crate::{
     vmi::present_pod,
 };
 
+/// Shortest time between two attempts to create a target pod.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// Wait before a pod is rendered again that could not be rendered.
 const RENDER_AGAIN: Duration = Duration::from_secs(30);
 
@@ -70,6 +74,8 @@ pub(crate) struct Observed {
     pub attachments: Vec<Arc<CachedAttachment>>,
     /// It is the migration's turn to have a target pod.
     pub is_admitted: bool,
+    /// The leader admits migrations by their status, from which an attempt without a pod has to be removed.
+    pub by_status: bool,
     /// The limit for which it waits.
     pub full: Option<Full>,
     /// The operation on the VM's data for which it waits.
@@ -192,6 +198,11 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
         end::delete_migration(observed, &mut decision);
     }
     Ok(decision)
+}
+
+/// Returns true if a decision creates a pod.
+fn creates_pod(decision: &Decision) -> bool {
+    decision.effects.iter().any(|effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. }))
 }
 
 /// Does what the phase requires.

@@ -9,7 +9,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    Observed, names,
+    Observed, SHORTEST_RETRY, admission, creates_pod, names,
     phases::{Step, utility_volumes_time},
     state_claim, waits,
 };
@@ -33,6 +33,10 @@ pub(super) fn write(observed: &Observed, step: Step, decision: &mut Decision) ->
     }
     let begins = update_conditions(observed, step.phase(), status);
     waits::update(observed, step.phase(), status, decision);
+    if observed.by_status && observed.is_admitted && !creates_pod(decision) {
+        let retry = decision.wake_after.unwrap_or_default().max(SHORTEST_RETRY);
+        admission::give_back(status, observed.now, retry);
+    }
     if *step.phase() == MigrationPhase::Pending && status.migration_state.is_none() {
         status.migration_state = observed.source().map(|pod| VirtualMachineInstanceMigrationState {
             source_pod: pod.metadata.name.clone(),

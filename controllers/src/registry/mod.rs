@@ -12,7 +12,7 @@ use crate::{
     evacuation::Evacuations,
     importer::{DataSources, Importer},
     kubevirt::Installation,
-    migration::Migrations,
+    migration::{Admissions, Migrations},
     node::Nodes,
     pool::{HeldVms, Pools},
     replicaset::ReplicaSets,
@@ -31,7 +31,7 @@ use crate::{
 
 /// Creates all controllers.
 pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
-    vec![
+    let all = vec![
         runner(setup, Certificates::new(setup)),
         runner(setup, Requests::new(setup)),
         runner(setup, WebhookPaths::new(setup)),
@@ -54,9 +54,12 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Importer::new(setup)),
         runner(setup, DataSources::new(setup)),
         runner(setup, Nodes::new(setup)),
-    ]
+    ];
+    // Without shards the controller of migrations admits them.
+    let admissions = (setup.options.shards > 1).then(|| runner(setup, Admissions::new(setup)));
+    all.into_iter().chain(admissions).collect()
 }
 
 fn runner(setup: &Setup, controller: impl Controller<Caches = Caches>) -> Arc<dyn Run> {
-    Arc::new(Runner::new(controller, setup.caches.clone()))
+    Arc::new(Runner::new(controller, setup.caches.clone()).divided(setup.options.shards))
 }

@@ -33,6 +33,7 @@ fn restore_of(claim: &CachedClaim) -> Option<Key> {
 
 impl Controller for Restores {
     const NAME: &'static str = "restore";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[
         Resource::VmRestores,
@@ -49,6 +50,11 @@ impl Controller for Restores {
     ]);
     type Caches = Caches;
     type Observed = Observed;
+
+    fn vm(caches: &Caches, key: &Key) -> Key {
+        let restore = caches.vm_restores.get(key);
+        restore.map_or_else(|| key.clone(), |restore| Key::new(key.namespace.as_str(), &*restore.spec.target.name))
+    }
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vm_restores);

@@ -1,7 +1,7 @@
 //! The trait of controllers, and the handle by which watched changes reach their queues.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -14,7 +14,10 @@ use super::{
     decision::{Decision, Failure},
     queue::Queue,
 };
-use crate::cache::{Cache, Cached, Key};
+use crate::{
+    cache::{Cache, Cached, Key},
+    shards::LEADER,
+};
 
 /// A controller: from a changed object to a decision about it. All IO is done by the runtime.
 pub(crate) trait Controller: Send + Sync + 'static {
@@ -24,12 +27,20 @@ pub(crate) trait Controller: Send + Sync + 'static {
     const WORKERS: usize = 1;
     /// Metrics count the decisions about each object. True for VMIs only, because the metric does not contain the controller.
     const COUNTS_SYNCS: bool = false;
+    /// Its keys are divided among the replicas. False for a controller that keeps facts of several VMs in memory, or limits something in
+    /// the whole cluster, or depends on the order in which another controller of the leader writes.
+    const SHARDED: bool = false;
     /// Resources whose caches have to be filled before the first decision.
     const NEEDS: Needs;
     /// The caches.
     type Caches: Send + Sync + 'static;
     /// Everything that a decision depends on.
     type Observed: Send + 'static;
+
+    /// Returns the VM that a key of a sharded controller belongs to: all decisions about a VM are made in one process.
+    fn vm(_caches: &Self::Caches, key: &Key) -> Key {
+        key.clone()
+    }
 
     /// Registers the changes that wake keys. Listeners must not block.
     fn watch(&self, caches: &Arc<Self::Caches>, wake: &Wake);
@@ -96,29 +107,57 @@ pub(crate) struct Attempt<'a> {
 
 type Seed = Box<dyn Fn() -> Vec<Key> + Send + Sync>;
 
-/// Wakes keys of one controller. Cheap to clone. Does nothing on a standby, whose queue is closed.
+/// The shards of the keys of a sharded controller.
+#[derive(Clone)]
+struct Placement {
+    shard_of: Arc<dyn Fn(&Key) -> u32 + Send + Sync>,
+    /// The shards that this process holds.
+    held: Arc<Mutex<BTreeSet<u32>>>,
+}
+
+/// Wakes keys of one controller. Cheap to clone. Does nothing on a standby, whose queue is closed, and for keys of shards that other
+/// replicas hold.
 #[derive(Clone, Default)]
 pub(crate) struct Wake {
     pub(super) queue: Arc<Queue<Key>>,
     failures: Arc<Mutex<HashMap<Key, Failure>>>,
     seeds: Arc<Mutex<Vec<Seed>>>,
+    /// `None`: all keys are in the shard of the leader.
+    placement: Option<Placement>,
 }
 
 impl Wake {
+    /// Creates a handle for the keys of several shards.
+    pub(super) fn placed(shard_of: impl Fn(&Key) -> u32 + Send + Sync + 'static) -> Self {
+        let placement = Placement { shard_of: Arc::new(shard_of), held: Arc::default() };
+        Self { placement: Some(placement), ..Self::default() }
+    }
+
+    /// Returns the shard of a key.
+    pub(super) fn shard(&self, key: &Key) -> u32 {
+        self.placement.as_ref().map_or(LEADER, |placement| (placement.shard_of)(key))
+    }
+
     /// Queues a key.
     pub(crate) fn key(&self, key: Key) {
+        if let Some(placement) = &self.placement {
+            let shard = (placement.shard_of)(&key);
+            if !lock(&placement.held).contains(&shard) {
+                return;
+            }
+        }
         self.queue.add(key);
     }
 
     /// Queues a key whose refused write may succeed now.
     pub(crate) fn retry(&self, key: Key) {
         self.forget(&key);
-        self.queue.add(key);
+        self.key(key);
     }
 
     /// Queues keys.
     pub(crate) fn keys(&self, keys: impl IntoIterator<Item = Key>) {
-        keys.into_iter().for_each(|key| self.queue.add(key));
+        keys.into_iter().for_each(|key| self.key(key));
     }
 
     /// Queues the keys that `keys` returns for a change of a cache: for the former object, if any, and the present one, if any.
@@ -187,11 +226,21 @@ impl Wake {
         lock(&self.seeds).push(Box::new(keys));
     }
 
-    /// Opens the queue and queues the keys of the start.
-    pub(super) fn open(&self) {
+    /// Opens the queue for a shard and queues its keys of the start.
+    pub(super) fn open(&self, shard: u32) {
+        if let Some(placement) = &self.placement {
+            lock(&placement.held).insert(shard);
+        }
         self.queue.open();
         for seed in lock(&self.seeds).iter() {
-            self.keys(seed());
+            self.keys(seed().into_iter().filter(|key| self.shard(key) == shard));
+        }
+    }
+
+    /// Queues no further keys of a shard.
+    pub(super) fn close(&self, shard: u32) {
+        if let Some(placement) = &self.placement {
+            lock(&placement.held).remove(&shard);
         }
     }
 

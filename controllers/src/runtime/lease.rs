@@ -7,14 +7,18 @@
 //!                           another led, or renewed too long ago   │ stop asked
 //!                              lost <──────────────────────────────┼────────────> released
 //! ```
-//! A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains. A killed leader that is
+//! A replica follows a lease until it may take it; with several shards, the one that should hold a shard has a head start. A lost lease
+//! ends the process, and the kubelet restarts it, so that nothing of the former leader remains. A killed leader that is
 //! restarted in its pod releases its lease for a replica with full caches.
 //!
 //! Writes begin before the deadline and end with the lease. An API server that answers nobody changes no leader: renewals are tried again
 //! beyond the deadline, and standbys count the time of silence only in part.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -68,18 +72,25 @@ impl Default for Times {
 #[derive(Clone)]
 pub(crate) struct Leadership {
     renewed: Arc<Mutex<Option<Moment>>>,
+    /// The lease is about to be released.
+    is_ending: Arc<AtomicBool>,
     times: Times,
 }
 
 impl Leadership {
     pub(super) fn new(times: Times) -> Self {
-        Self { renewed: Arc::default(), times }
+        Self { renewed: Arc::default(), is_ending: Arc::default(), times }
     }
 
     /// Returns true while writes may begin.
     #[must_use]
     pub(crate) fn holds(&self) -> bool {
-        self.last().is_some_and(|at| at.elapsed() < self.times.deadline)
+        !self.is_ending.load(Ordering::Relaxed) && self.last().is_some_and(|at| at.elapsed() < self.times.deadline)
+    }
+
+    /// Lets no further writes begin, although the lease is still held.
+    pub(crate) fn end(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
     }
 
     /// Returns the time until the lease ends, and all writes with it.
@@ -164,9 +175,18 @@ impl Election {
 
     /// Waits until this replica leads; false when `stop` came first.
     pub(crate) async fn win(&mut self, stop: &CancellationToken) -> bool {
+        self.win_if(stop, &|_, _| true).await
+    }
+
+    /// Waits until this replica has the lease; false when `stop` came first. It takes a lease only if `may_take` returns true for the
+    /// former holder and the time for which the lease has been free or expired.
+    pub(crate) async fn win_if(&mut self, stop: &CancellationToken, may_take: MayTake<'_>) -> bool {
         loop {
-            match tokio::time::timeout(self.times.limit(), self.attempt()).await {
-                Ok(Ok(true)) => return true,
+            match tokio::time::timeout(self.times.limit(), self.attempt(may_take)).await {
+                Ok(Ok(true)) => {
+                    self.leadership.is_ending.store(false, Ordering::Relaxed);
+                    return true;
+                }
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::warn!(error = %error, "lease cannot be read or written"),
                 Err(_) => tracing::warn!("no answer about the lease in time"),
@@ -187,7 +207,8 @@ impl Election {
                 () = stop.cancelled() => return true,
             }
             pause = self.times.poll;
-            match tokio::time::timeout(self.times.limit(), self.attempt()).await {
+            // What it has held it never takes from others.
+            match tokio::time::timeout(self.times.limit(), self.attempt(&|_, _| false)).await {
                 Ok(Ok(true)) => pause = self.times.renew,
                 Ok(Ok(false)) => {
                     self.leadership.set(None);
@@ -226,7 +247,7 @@ impl Election {
         }
     }
 
-    async fn attempt(&mut self) -> Result<bool, kube::Error> {
+    async fn attempt(&mut self, may_take: MayTake<'_>) -> Result<bool, kube::Error> {
         // Counted from before the request, so that we stop writing before others may take over.
         let started = Moment::now();
         // A lease that nobody else has changed is renewed without a read.
@@ -237,6 +258,12 @@ impl Election {
             }
         }
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
+            let seen = Seen::after(self.seen.take(), None, Instant::now(), self.times.poll * 2);
+            let over = seen.unchanged;
+            self.seen = Some(seen);
+            if !may_take("", over) {
+                return Ok(false);
+            }
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(None)),
@@ -247,11 +274,13 @@ impl Election {
         let version = lease.metadata.resource_version.clone();
         let seen = Seen::after(self.seen.take(), version, Instant::now(), self.times.poll * 2);
         let step = next_step(lease.spec.as_ref(), &self.identity, seen.unchanged, self.times.duration);
+        let over = seen.unchanged.saturating_sub(life(lease.spec.as_ref(), self.times.duration));
         self.seen = Some(seen);
         match step {
             Step::Wait => Ok(false),
             // The caches of a leader may lack the writes of another one that led meanwhile.
             Step::Take if self.leadership.last().is_some() => Ok(false),
+            Step::Take if !may_take(holder(lease.spec.as_ref()), over) => Ok(false),
             Step::Take | Step::Renew => {
                 let written = self.replace(lease).await;
                 self.outcome(written, started)
@@ -289,6 +318,9 @@ impl Election {
     }
 }
 
+/// Returns true if a replica may take the lease of this former holder, which has been free or expired for this time.
+type MayTake<'a> = &'a (dyn Fn(&str, Duration) -> bool + Send + Sync);
+
 /// Returns true if the lease was changed since it was read.
 fn is_conflict(result: &Result<Lease, kube::Error>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.code == 409)
@@ -296,15 +328,24 @@ fn is_conflict(result: &Result<Lease, kube::Error>) -> bool {
 
 /// Returns the next operation on a lease that has been unchanged for `age`.
 fn next_step(spec: Option<&LeaseSpec>, identity: &str, age: Duration, default_duration: Duration) -> Step {
-    let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
-    if holder == identity {
+    if holder(spec) == identity {
         return Step::Renew;
     }
-    let duration = spec
-        .and_then(|spec| spec.lease_duration_seconds)
-        .and_then(|seconds| u64::try_from(seconds).ok())
-        .map_or(default_duration, Duration::from_secs);
-    if holder.is_empty() || age >= duration { Step::Take } else { Step::Wait }
+    if age >= life(spec, default_duration) { Step::Take } else { Step::Wait }
+}
+
+/// Returns the holder of a lease; empty: it is free.
+fn holder(spec: Option<&LeaseSpec>) -> &str {
+    spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
+}
+
+/// Returns the time for which a lease lasts without a renewal.
+fn life(spec: Option<&LeaseSpec>, default_duration: Duration) -> Duration {
+    if holder(spec).is_empty() {
+        return Duration::ZERO;
+    }
+    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.map_or(default_duration, Duration::from_secs)
 }
 
 #[cfg(test)]
@@ -407,11 +448,44 @@ mod tests {
         let released = [Reply::Answer(409, status(409, "Conflict")), answer("")];
         let server = Server::new(created.into_iter().chain(released));
         let mut election = election(&server);
-        assert!(election.attempt().await.unwrap());
-        assert!(election.attempt().await.unwrap());
+        assert!(election.attempt(&|_, _| true).await.unwrap());
+        assert!(election.attempt(&|_, _| true).await.unwrap());
         assert_eq!(methods(&server), [Method::GET, Method::POST, Method::PUT]);
-        assert!(!election.attempt().await.unwrap());
+        assert!(!election.attempt(&|_, _| true).await.unwrap());
         assert_eq!(methods(&server)[3..], [Method::PUT, Method::GET]);
+    }
+
+    #[tokio::test]
+    async fn free_and_expired_leases_are_taken_only_with_permission() {
+        for found in [Reply::Answer(404, status(404, "NotFound")), answer("")] {
+            let server = Server::new([found, Reply::Answer(404, status(404, "NotFound")), answer("a")]);
+            let mut election = election(&server);
+            let asked = Mutex::new(Vec::new());
+            let refuse = |former: &str, over: Duration| {
+                lock(&asked).push((former.to_owned(), over));
+                false
+            };
+            assert!(!election.attempt(&refuse).await.unwrap());
+            assert_eq!(*lock(&asked), [(String::new(), Duration::ZERO)]);
+            assert_eq!(methods(&server), [Method::GET]);
+            assert!(election.attempt(&|_, _| true).await.unwrap());
+            assert_eq!(methods(&server)[1..], [Method::GET, Method::POST]);
+        }
+        // Of a holder that renews nobody asks.
+        let server = Server::new([answer("b")]);
+        assert!(!election(&server).attempt(&|_, _| panic!("asked")).await.unwrap());
+    }
+
+    #[test]
+    fn nothing_is_written_once_the_lease_is_about_to_be_released() {
+        let leadership = Leadership::new(Times::default());
+        leadership.set(Some(Moment::now()));
+        assert!(leadership.holds());
+        leadership.end();
+        // Renewals go on until the writes have ended.
+        leadership.set(Some(Moment::now()));
+        assert!(!leadership.holds());
+        assert!(leadership.time_left() > Duration::ZERO);
     }
 
     #[tokio::test]

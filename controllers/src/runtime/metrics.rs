@@ -113,7 +113,12 @@ impl Metrics {
         lock(&self.syncs).remove(vmi);
     }
 
-    /// Returns the number of decisions about each VMI.
+    /// Forgets the decisions about VMIs that another replica decides about.
+    pub(super) fn retain_syncs(&self, is_kept: impl Fn(&Key) -> bool) {
+        lock(&self.syncs).retain(|vmi, _| is_kept(vmi));
+    }
+
+    /// Returns the number of decisions of this replica about each VMI.
     #[must_use]
     pub(crate) fn syncs(&self) -> Vec<(Key, u64)> {
         lock(&self.syncs).iter().map(|(vmi, count)| (vmi.clone(), *count)).collect()

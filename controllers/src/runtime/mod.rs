@@ -31,7 +31,7 @@ pub(crate) use self::{
         DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, has_finalizer,
     },
     executor::{Answers, ClaimUser, Executor},
-    lease::{Election, Times},
+    lease::{Election, Leadership, Times},
     metrics::Metrics,
     recorder::Recorder,
     runner::{Run, Runner},

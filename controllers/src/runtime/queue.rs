@@ -143,6 +143,11 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
+    /// Returns the keys being worked on.
+    pub(super) fn running(&self) -> Vec<T> {
+        lock(&self.state).running.keys().cloned().collect()
+    }
+
     /// Waits for the next key and locks it. [`Queue::done`] releases it.
     pub(super) async fn next(&self) -> Taken<T> {
         loop {

@@ -1,10 +1,17 @@
 //! Runs one controller: takes keys from its queue, observes, decides, carries the decision out.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use api::traceparent::TraceParent;
 use daemon::{
-    backoff,
+    backoff, lock,
     tasks::{Spawner, panics},
 };
 use jiff::Timestamp;
@@ -15,7 +22,7 @@ use super::{
     controller::{Attempt, ConfigChange, Controller, Needs, Wake},
     executor::{Executor, Outcome},
 };
-use crate::cache::Key;
+use crate::{cache::Key, shards::shard_of};
 
 /// First and longest wait before a refused write is repeated.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -28,8 +35,14 @@ pub(crate) trait Run: Send + Sync {
     fn needs(&self) -> Needs;
     /// Registers the changes that wake keys.
     fn watch(&self);
-    /// Queues all objects and starts the workers.
-    fn start(self: Arc<Self>, executor: &Arc<Executor>, tasks: &Spawner);
+    /// Returns true if its keys are divided among the replicas.
+    fn is_sharded(&self) -> bool;
+    /// Queues all objects of a shard, for which `executor` writes, and starts the workers.
+    fn start(self: Arc<Self>, shard: u32, executor: &Arc<Executor>, tasks: &Spawner);
+    /// Begins no further work on the keys of a shard.
+    fn stop(&self, shard: u32);
+    /// Returns true if no key of a shard is being worked on.
+    fn is_idle(&self, shard: u32) -> bool;
     /// Wakes the keys that a change of the configuration concerns.
     fn config_changed(&self, change: &ConfigChange);
     /// Opens the queue without the keys of the start.
@@ -48,18 +61,43 @@ pub(crate) struct Runner<C: Controller> {
     controller: C,
     caches: Arc<C::Caches>,
     wake: Wake,
+    /// The shards that this process holds, with their executors: each writes as long as it has the lease of its shard.
+    executors: Mutex<BTreeMap<u32, Arc<Executor>>>,
+    has_workers: AtomicBool,
 }
 
 impl<C: Controller> Runner<C> {
     /// Creates a runner. Its queue is closed until the start.
     pub(crate) fn new(controller: C, caches: Arc<C::Caches>) -> Self {
-        Self { controller, caches, wake: Wake::default() }
+        Self {
+            controller,
+            caches,
+            wake: Wake::default(),
+            executors: Mutex::default(),
+            has_workers: AtomicBool::default(),
+        }
+    }
+
+    /// Divides the keys of a sharded controller.
+    pub(crate) fn divided(mut self, shards: u32) -> Self {
+        if C::SHARDED && shards > 1 {
+            let caches = self.caches.clone();
+            self.wake = Wake::placed(move |key| shard_of(&C::vm(&caches, key), shards));
+        }
+        self
     }
 
     /// Works for ever.
-    async fn work(self: Arc<Self>, executor: Arc<Executor>) {
+    async fn work(self: Arc<Self>) {
         loop {
             let taken = self.wake.queue.next().await;
+            let shard = self.wake.shard(&taken.key);
+            let executor = lock(&self.executors).get(&shard).cloned();
+            // The shard was released since the key was queued.
+            let Some(executor) = executor else {
+                self.wake.queue.done(&taken.key, false);
+                continue;
+            };
             executor.metrics().waited(C::NAME, taken.waited);
             let started = std::time::Instant::now();
             self.work_on(&taken.key, &executor).await;
@@ -173,12 +211,34 @@ impl<C: Controller> Run for Runner<C> {
         self.controller.watch(&self.caches, &self.wake);
     }
 
-    fn start(self: Arc<Self>, executor: &Arc<Executor>, tasks: &Spawner) {
-        executor.metrics().add_queue(C::NAME, &self.wake.queue);
-        self.wake.open();
-        for _ in 0..C::WORKERS {
-            tasks.spawn(C::NAME, self.clone().work(executor.clone()));
+    fn is_sharded(&self) -> bool {
+        C::SHARDED
+    }
+
+    fn start(self: Arc<Self>, shard: u32, executor: &Arc<Executor>, tasks: &Spawner) {
+        lock(&self.executors).insert(shard, executor.clone());
+        let has_workers = self.has_workers.swap(true, Ordering::Relaxed);
+        if !has_workers {
+            executor.metrics().add_queue(C::NAME, &self.wake.queue);
         }
+        self.wake.open(shard);
+        if !has_workers {
+            for _ in 0..C::WORKERS {
+                tasks.spawn(C::NAME, self.clone().work());
+            }
+        }
+    }
+
+    fn stop(&self, shard: u32) {
+        self.wake.close(shard);
+        let executor = lock(&self.executors).remove(&shard);
+        if let Some(executor) = executor.filter(|_| C::COUNTS_SYNCS) {
+            executor.metrics().retain_syncs(|key| self.wake.shard(key) != shard);
+        }
+    }
+
+    fn is_idle(&self, shard: u32) -> bool {
+        self.wake.queue.running().iter().all(|key| self.wake.shard(key) != shard)
     }
 
     fn config_changed(&self, change: &ConfigChange) {
@@ -192,7 +252,7 @@ impl<C: Controller> Run for Runner<C> {
 
     #[cfg(test)]
     fn open(&self) -> &'static str {
-        self.wake.open();
+        self.wake.open(crate::shards::LEADER);
         C::NAME
     }
 

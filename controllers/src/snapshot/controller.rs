@@ -38,10 +38,17 @@ pub(super) const RESOURCES: Needs = needs(&[
 
 impl Controller for Snapshots {
     const NAME: &'static str = "vm-snapshot";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = RESOURCES;
     type Caches = Caches;
     type Observed = Observed;
+
+    fn vm(caches: &Caches, key: &Key) -> Key {
+        let snapshot = caches.vm_snapshots.get(key);
+        let vm = snapshot.and_then(|snapshot| vm_key(Some(&key.namespace), &snapshot.spec.source));
+        vm.unwrap_or_else(|| key.clone())
+    }
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vm_snapshots);

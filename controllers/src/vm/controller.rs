@@ -44,6 +44,7 @@ impl Vms {
 
 impl Controller for Vms {
     const NAME: &'static str = "vm";
+    const SHARDED: bool = true;
     const WORKERS: usize = 3;
     const NEEDS: Needs = needs(&[
         Resource::Vms,

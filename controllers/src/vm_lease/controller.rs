@@ -30,6 +30,7 @@ pub(crate) struct Leased {
 
 impl Controller for VmLeases {
     const NAME: &'static str = "vm-lease";
+    const SHARDED: bool = true;
     const NEEDS: Needs = needs(&[Resource::Vms, Resource::VmSnapshots, Resource::VmRestores]);
     type Caches = Caches;
     type Observed = Leased;

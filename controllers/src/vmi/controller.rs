@@ -63,6 +63,7 @@ impl Vmis {
 
 impl Controller for Vmis {
     const NAME: &'static str = "vmi";
+    const SHARDED: bool = true;
     const WORKERS: usize = 10;
     const COUNTS_SYNCS: bool = true;
     const NEEDS: Needs = needs(&[

@@ -57,6 +57,58 @@ fn limits(cluster: u32, node: u32) -> Limits {
 }
 
 #[test]
+fn migrations_that_a_leader_has_admitted_count_at_the_next_one() {
+    let names = ["first", "second", "third"];
+    let mut cluster = Cluster::new(&names.map(|name| (name, name, "")));
+    let shown = |number: usize, status: &str, until: &str| {
+        let conditions = json!([{"type": "ferrovirt.io/Admitted", "status": status, "lastProbeTime": until}]);
+        migration(
+            "Pending",
+            &json!({
+                "metadata": {"name": names[number], "uid": format!("g-{}", names[number]), "resourceVersion": "7",
+                    "creationTimestamp": format!("2030-01-01T00:00:{number:02}Z")},
+                "spec": {"vmiName": names[number]}, "status": {"conditions": conditions},
+            }),
+        )
+    };
+    // The first was admitted, the second has given its place back for a time that has passed, or not.
+    for (by_status, until, admitted) in [
+        (true, "2030-01-01T00:09:00Z", vec!["second"]),
+        (true, "2030-01-01T00:11:00Z", vec!["third"]),
+        // Without shards a condition of former ones does not matter.
+        (false, "2030-01-01T00:09:00Z", vec!["first", "second"]),
+    ] {
+        cluster.view = View::of(&cluster.caches).by_status(by_status);
+        cluster.gate = Gate::default();
+        cluster.caches.migrations.observe_deleted(&key("first"), None);
+        cluster.caches.migrations.observe_deleted(&key("second"), None);
+        for (number, status) in [(0, "True"), (1, "False")] {
+            let mut migration = shown(number, status, until);
+            migration.metadata.uid = Some(format!("{number}-{by_status}-{until}"));
+            cluster.caches.migrations.observe(migration);
+        }
+        names.iter().for_each(|name| {
+            cluster.gate.refresh(&cluster.view, &key(name), now());
+        });
+        assert_eq!(cluster.admitted(&names, &limits(2, 2)), admitted, "{by_status} {until}");
+    }
+}
+
+#[test]
+fn place_that_was_given_back_is_free_for_others_for_some_seconds() {
+    let mut status = migration("Pending", &json!({})).status.unwrap();
+    for (retry, seconds) in [(1, 10), (30, 30)] {
+        admission::give_back(&mut status, now(), Duration::from_secs(retry));
+        let mut given_back = migration("Pending", &json!({}));
+        given_back.status = Some(status.clone());
+        assert!(!admission::is_admitted(&given_back));
+        let until = now().checked_add(Duration::from_secs(seconds)).unwrap();
+        assert_eq!(admission::deferred_until(&given_back), Some(until));
+        status.conditions.clear();
+    }
+}
+
+#[test]
 fn priority_goes_before_age() {
     let waiting = [
         ("old", "n1", ""),

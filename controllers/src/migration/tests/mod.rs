@@ -107,6 +107,7 @@ fn observed(
         unoffered: Vec::new(),
         attachments: Vec::new(),
         is_admitted: true,
+        by_status: false,
         full: None,
         held: None,
         is_reported: false,

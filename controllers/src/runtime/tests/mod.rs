@@ -29,6 +29,7 @@ use super::{
 use crate::{
     cache::Key,
     scripted::{Reply, Server, status},
+    shards::{LEADER, shard_of},
 };
 
 /// Answers that were stored, as kind and name.
@@ -141,7 +142,7 @@ fn run(
     let controller = Fake { decide: Box::new(decide), decisions: decisions.clone(), subject };
     let runner = Arc::new(Runner::new(controller, Arc::new(())));
     runner.watch();
-    runner.start(&fixture.executor, &fixture.tasks.spawner());
+    runner.start(LEADER, &fixture.executor, &fixture.tasks.spawner());
     decisions
 }
 
@@ -224,6 +225,66 @@ async fn writes_that_were_held_back_without_leadership_are_repeated() {
     fixture.leadership.set(Some(Moment::now()));
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(server.requests().len(), 1);
+}
+
+/// A sharded controller that records the keys that it decides about, each every ten seconds.
+struct Divided(Arc<Mutex<Vec<String>>>);
+
+impl Controller for Divided {
+    const NAME: &'static str = "divided";
+    const SHARDED: bool = true;
+    const NEEDS: Needs = Needs::NONE;
+    type Caches = Vec<Key>;
+    type Observed = Key;
+
+    fn watch(&self, caches: &Arc<Vec<Key>>, wake: &Wake) {
+        let keys = caches.clone();
+        wake.at_start(move || keys.to_vec());
+    }
+
+    fn observe(&self, _caches: &Vec<Key>, attempt: &Attempt<'_>) -> Option<Key> {
+        Some(attempt.key.clone())
+    }
+
+    fn decide(&self, observed: &Key) -> Result<Decision, serde_json::Error> {
+        self.0.lock().unwrap().push(observed.name.clone());
+        let mut decision = Decision::settled();
+        decision.wake(Duration::from_secs(10));
+        Ok(decision)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_worked_on_as_long_as_their_shard_is_held() {
+    let fixture = fixture(&Server::default());
+    let keys: Vec<Key> = (0..40).map(|number| Key::new("n", format!("vm-{number}"))).collect();
+    let of = |shards: &[u32]| {
+        let mut names: Vec<String> =
+            keys.iter().filter(|key| shards.contains(&shard_of(key, 3))).map(|key| key.name.clone()).collect();
+        names.sort();
+        names
+    };
+    let decided: Arc<Mutex<Vec<String>>> = Arc::default();
+    let runner = Arc::new(Runner::new(Divided(decided.clone()), Arc::new(keys.clone())).divided(3));
+    runner.watch();
+    let within = async |seconds: u64| {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let mut names = std::mem::take(&mut *decided.lock().unwrap());
+        names.sort();
+        names
+    };
+    let start = |shard: u32| runner.clone().start(shard, &fixture.executor, &fixture.tasks.spawner());
+    start(1);
+    assert_eq!(within(1).await, of(&[1]));
+    start(2);
+    assert_eq!(within(1).await, of(&[2]));
+    // The wake-ups of both.
+    assert_eq!(within(10).await, of(&[1, 2]));
+    runner.stop(1);
+    assert!(runner.is_idle(1));
+    assert_eq!(within(10).await, of(&[2]));
+    start(1);
+    assert_eq!(within(1).await, of(&[1]));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::{
         vm_snapshots::{ContentIndex, RestoreIndex, vm_key},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
-    snapshot::controller::RESOURCES,
+    snapshot::controller::{RESOURCES, Snapshots},
     snapshot_class,
 };
 
@@ -22,11 +22,18 @@ pub(crate) struct SnapshotContents;
 
 impl Controller for SnapshotContents {
     const NAME: &'static str = "vm-snapshot-content";
+    const SHARDED: bool = true;
     // A freeze takes up to a minute.
     const WORKERS: usize = 8;
     const NEEDS: Needs = RESOURCES;
     type Caches = Caches;
     type Observed = Observed;
+
+    fn vm(caches: &Caches, key: &Key) -> Key {
+        let content = caches.vm_snapshot_contents.get(key);
+        let snapshot = content.and_then(|content| content.spec.virtual_machine_snapshot_name.clone());
+        snapshot.map_or_else(|| key.clone(), |name| Snapshots::vm(caches, &Key::new(key.namespace.as_str(), name)))
+    }
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vm_snapshot_contents);
