@@ -253,6 +253,20 @@ clientConfig:
 ["kubevirt-ca"]
 {{- end -}}
 
+{{/* Number of parts into which the VMs are divided among the replicas of virt-controller. */}}
+{{- define "ferrovirt.shards" -}}
+{{- .Values.virtController.shards | default 1 | int -}}
+{{- end -}}
+
+{{/* Leases of virt-controller for this number of shards, as JSON. */}}
+{{- define "ferrovirt.leases" -}}
+{{- $names := list "virt-controller" -}}
+{{- range $shard := untilStep 1 (int .) 1 -}}
+{{- $names = append $names (printf "virt-controller-%d" $shard) -}}
+{{- end -}}
+{{- toJson $names -}}
+{{- end -}}
+
 {{/* An image without tag and digest. */}}
 {{- define "ferrovirt.repository" -}}
 {{ regexReplaceAll "(:[^/:@]+)?(@.*)?$" . "" }}
