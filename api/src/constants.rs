@@ -22,6 +22,13 @@ pub const NON_ROOT_UID: u64 = 107;
 /// Seccomp profile below kubelet's directory of profiles, which virt-handler installs: it permits to bind memory to NUMA nodes.
 pub const NUMA_SECCOMP_PROFILE: &str = "ferrovirt/numa.json";
 
+/// Returns the name of the Lease of a shard of virt-controller. That of the first one is the leader's.
+#[must_use]
+pub fn controller_lease(shard: u32) -> String {
+    let leader = component::VIRT_CONTROLLER;
+    if shard == 0 { leader.to_owned() } else { format!("{leader}-{shard}") }
+}
+
 /// Names of Deployments and DaemonSets, and values of label [`label::APP`].
 pub mod component {
     /// The aggregated API server and webhooks.

@@ -5,8 +5,6 @@
 
 use sha1::{Digest, Sha1};
 
-use crate::constants::component;
-
 /// Longest value of a label.
 pub const LABEL_LIMIT: usize = 63;
 /// Longest name of an object.
@@ -31,12 +29,6 @@ pub fn shortened(text: &str, limit: usize) -> String {
 /// Returns `{text}{end}` as the name of an object.
 pub fn object_name(text: &str, end: &str) -> String {
     format!("{}{end}", shortened(text, NAME_LIMIT.saturating_sub(end.len())))
-}
-
-/// Returns the name of the Lease for a shard of virt-controller. That of the first one is the leader's.
-pub fn controller_lease(shard: u32) -> String {
-    let leader = component::VIRT_CONTROLLER;
-    if shard == 0 { leader.to_owned() } else { format!("{leader}-{shard}") }
 }
 
 fn beginning(text: &str, limit: usize) -> &str {

@@ -12,6 +12,7 @@ mod clone_source;
 mod common_instancetypes;
 mod data_volumes;
 mod evacuation;
+mod hold;
 mod importer;
 mod inventory;
 mod kubevirt;
@@ -26,6 +27,7 @@ mod pod_parts;
 mod pod_trace;
 mod pool;
 mod registry;
+mod replicas;
 mod replicaset;
 mod resources;
 mod restore;
@@ -48,7 +50,10 @@ mod workload_update;
 
 use std::{sync::Arc, time::Duration};
 
-use api::{constants::component, names, tls};
+use api::{
+    constants::{component, controller_lease},
+    tls,
+};
 use daemon::{
     CancellationToken,
     config::ConfigHandle,
@@ -65,10 +70,11 @@ use crate::{
     inventory::Inventory,
     lead::Work,
     options::Options,
+    replicas::Replicas,
     resources::Caches,
     runtime::{Election, Metrics, Recorder, Times},
     setup::Setup,
-    shards::{LEADER, Replicas},
+    shards::LEADER,
 };
 
 /// Longest time for which a replica leaves the lease to others because its caches are not full. Lists may need the certificates that the
@@ -132,7 +138,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
 
     let name = options.identity.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
     let election = |shard: u32| {
-        let lease = names::controller_lease(shard);
+        let lease = controller_lease(shard);
         Election::new(client.clone(), &options.namespace, &lease, name.clone(), Times::default())
     };
     let mut leader = election(LEADER);
@@ -148,7 +154,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
         // A former process of this pod that led was killed: a replica with full caches takes over at once.
         leader.release().await;
         join_all(others.iter_mut().map(|(_, election)| election.release())).await;
-        let former = shards::wait_for_former(work.client.clone(), &options.namespace, &name, options.shards);
+        let former = replicas::wait_for_former(work.client.clone(), &options.namespace, &name, options.shards);
         let filled = join_all(work.sources.iter().map(|(_, source)| source.filled()));
         tokio::select! {
             _ = join(former, tokio::time::timeout(FILL_TIMEOUT, filled)) => {}
@@ -156,7 +162,7 @@ pub async fn run(options: Options) -> Result<(), RunError> {
         }
         let (replicas, work, stop) = (&*replicas, &work, &stop);
         let held = others.iter_mut().map(|(shard, election)| async move {
-            let is_kept = shards::hold(*shard, election, replicas, work, stop).await;
+            let is_kept = hold::hold(*shard, election, replicas, work, stop).await;
             if is_kept { Ok(()) } else { Err(RunError::LeadershipLost) }
         });
         try_join(lead_once(&mut leader, work, stop), try_join_all(held)).await.map(|_| ())

@@ -10,9 +10,8 @@ use api::{
     KubeVirt, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineInstanceReplicaSet,
     cdi::DataVolume,
-    constants::{MAX_SHARDS, annotation, component, finalizer, label},
+    constants::{MAX_SHARDS, annotation, component, controller_lease, finalizer, label},
     instancetype::common,
-    names,
     snapshot::{VirtualMachineSnapshot, content::VirtualMachineSnapshotContent, restore::VirtualMachineRestore},
     tls, webhook_path,
 };
@@ -48,7 +47,7 @@ pub async fn clean_up(delete_definitions: bool) -> Result<(), HookError> {
     }
     delete::<ConfigMap>(&client, &namespace, tls::CA_CONFIG_MAP).await?;
     for shard in 0..MAX_SHARDS {
-        delete::<Lease>(&client, &namespace, &names::controller_lease(shard)).await?;
+        delete::<Lease>(&client, &namespace, &controller_lease(shard)).await?;
     }
     delete_requests(&client).await?;
     release::<VirtualMachineInstance>(&client).await?;

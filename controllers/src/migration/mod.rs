@@ -1,6 +1,6 @@
 //! Live migrations of VMIs: from the request to the hand-off to virt-handler, and their ends. Start with [`decide`];
 //! `controller.rs` holds the watches, `gate.rs` the limits and the queue,
-//! `admission.rs` how the leader admits migrations that other replicas decide about.
+//! `admission.rs` how the leader admits migrations that other replicas decide about, `admission_controller.rs` when.
 //!
 //! ```text
 //!             gate: target pod     pod runs       hand-off           target virt-handler       source virt-handler
@@ -12,6 +12,7 @@
 //! `state_claim.rs` the claims of a VMI that keeps state, `end.rs` what is left of one that has ended, `waits.rs` why one waits.
 
 mod admission;
+mod admission_controller;
 mod backoff;
 mod controller;
 mod end;
@@ -39,7 +40,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Toleration};
 
 use self::gate::Full;
 pub(crate) use self::object::{Origin, migration_of};
-pub(crate) use self::{admission::Admissions, controller::Migrations};
+pub(crate) use self::{admission_controller::Admissions, controller::Migrations};
 use crate::{
     launcher_pod::{LauncherImages, NamespaceLimits, is_target_of},
     persistent_state::State,

@@ -1,4 +1,4 @@
-//! Shards: the VMs are divided among the replicas, so that a storm of them is not the work of one.
+//! The work on one shard: it begins when it is the turn of this replica, and ends when it is that of another one.
 //!
 //! ```text
 //!  follow ──free or expired, and its turn──> held: caches as new as the lease, work
@@ -6,24 +6,18 @@
 //!    └──lease released <── work has ended <────┘                                    v               v
 //!                                                                               released     the process ends
 //! ```
-//! `assignment.rs` decides which replica should hold which shard, `replicas.rs` which replicas are live. The lease of shard 0 is that
-//! of the leader, which is not handed over. With one shard there is nothing else.
-
-mod assignment;
-mod replicas;
+//! `shards.rs` decides which replica should hold which shard. The lease of the first one is that of the leader, which is not handed over.
 
 use std::{sync::Arc, time::Duration};
 
 use daemon::CancellationToken;
 use tokio::time::{Instant, sleep};
 
-pub(crate) use self::{
-    assignment::{LEADER, shard_of},
-    replicas::{Replicas, wait_for_former},
-};
 use crate::{
     lead::Work,
+    replicas::Replicas,
     runtime::{Election, Leadership, Run},
+    shards::{hands_over, may_take},
 };
 
 /// Interval at which a replica looks if another one should hold its shard.
@@ -42,8 +36,7 @@ pub(crate) async fn hold(
     stop: &CancellationToken,
 ) -> bool {
     let controllers = work.sharded();
-    let permits =
-        |former: &str, over: Duration| assignment::may_take(shard, &replicas.live(), replicas.own(), former, over);
+    let permits = |former: &str, over: Duration| may_take(shard, &replicas.live(), replicas.own(), former, over);
     loop {
         if !election.win_if(stop, &permits).await {
             return true;
@@ -51,7 +44,7 @@ pub(crate) async fn hold(
         tracing::info!(shard, "holding a shard");
         let (leadership, since) = (election.leadership(), Instant::now());
         let leave = async {
-            while !assignment::hands_over(shard, &replicas.live(), replicas.own(), since.elapsed()) {
+            while !hands_over(shard, &replicas.live(), replicas.own(), since.elapsed()) {
                 sleep(LOOK).await;
             }
             tracing::info!(shard, "handing a shard over");
