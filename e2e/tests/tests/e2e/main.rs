@@ -87,6 +87,7 @@ mod replicas;
 mod rights;
 mod rows;
 mod scheduling;
+mod shards;
 mod silent_connections;
 mod silent_nodes;
 mod snapshot_faults;
