@@ -144,7 +144,7 @@ mod tests {
         let parsed = |line: &str| Options::try_parse_from(line.split(' '));
         let options = parsed("bench --only drain,round-trips --drain-vms 5").unwrap();
         assert!(matches!(options.only[..], [Part::Drain, Part::RoundTrips]));
-        assert!(parsed("bench --scale kwok --sizes 100,8000 --watchers 0,2000 --burst 500").is_ok());
+        assert!(parsed("bench --scale kwok --sizes 100,8000 --watchers 0,2000 --burst 500 --shards 4").is_ok());
         assert!(parsed("bench --watchers 0").is_err());
         assert!(parsed("bench --only soak --soak-seconds 60").is_ok());
         assert!(!Part::usual().iter().any(|part| matches!(part, Part::Soak)));

@@ -8,6 +8,7 @@ mod cost;
 mod handlers;
 mod load;
 mod nodes;
+mod storm;
 mod watchers;
 
 use std::time::Duration;
@@ -56,6 +57,9 @@ pub(crate) struct ScaleSizes {
     /// Number of VMs that --scale creates at once
     #[arg(long, value_name = "N", default_value_t = 100, requires = "scale")]
     burst: usize,
+    /// Number of shards with which --scale measures a second storm of --burst VMs; 1: none
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), requires = "scale")]
+    shards: u32,
 }
 
 impl ScaleSizes {
@@ -95,6 +99,9 @@ pub(crate) async fn measure(story: &Story, kwok: &str, sizes: &ScaleSizes, figur
     controller.check().await?;
     cluster.measure_kill(most, figures).await?;
     cluster.vms.delete().await.context("deletion of VMs")?;
+    if sizes.shards > 1 {
+        storm::measure(story, &cluster.vms, sizes.burst, sizes.shards, figures).await?;
+    }
     drop(cluster);
     nodes.remove(story).await?;
     ratios(&sizes.sizes, figures)
@@ -284,7 +291,7 @@ mod tests {
     #[test]
     fn sizes_ascend() {
         let most = |sizes: &[usize], watchers: &[usize]| {
-            ScaleSizes { sizes: sizes.to_vec(), watchers: watchers.to_vec(), burst: 10 }.most()
+            ScaleSizes { sizes: sizes.to_vec(), watchers: watchers.to_vec(), burst: 10, shards: 1 }.most()
         };
         assert_eq!(most(&[100, 400], &[0, 500]).unwrap(), 400);
         for (sizes, watchers) in [(&[][..], &[0][..]), (&[0, 10], &[0]), (&[400, 100], &[0]), (&[100], &[500, 0])] {
