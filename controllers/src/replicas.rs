@@ -9,6 +9,7 @@ use std::{
 use api::constants::{component, label};
 use daemon::lock;
 use futures::StreamExt;
+use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt,
@@ -22,6 +23,8 @@ const FLAG: &str = "--shards";
 const SETTLED: Duration = Duration::from_secs(15);
 /// Longest time for a list of the pods, and the pause before the next one.
 const LIST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(1));
+/// Ages of pods that differ by less do not show which pod was there first: the clocks of API servers differ.
+const SAME_AGE: SignedDuration = SignedDuration::from_secs(60);
 
 /// The live replicas.
 pub(crate) struct Replicas {
@@ -77,8 +80,9 @@ impl Replicas {
     }
 }
 
-/// Waits until no other process of virt-controller with another number of shards is left: it divides the VMs in another way. New replicas
-/// do not begin before the Deployment has removed the last of the former ones.
+/// Waits until no former process of virt-controller with another number of shards is left: it divides the VMs in another way. New replicas
+/// do not begin before the Deployment has removed the last of the former ones. These wait for no new ones, which wait for them: while an
+/// upgrade cannot go on, they may restart.
 pub(crate) async fn wait_for_former(client: Client, namespace: &str, own: &str, shards: u32) {
     let pods: Api<Pod> = Api::namespaced(client, namespace);
     let (limit, pause) = LIST;
@@ -88,8 +92,7 @@ pub(crate) async fn wait_for_former(client: Client, namespace: &str, own: &str, 
     loop {
         match tokio::time::timeout(limit, pods.list(&all)).await {
             Ok(Ok(list)) => {
-                let former = list.items.iter().find(|pod| pod.name_any() != own && is_other(pod, shards));
-                let Some(former) = former.map(ResourceExt::name_any) else { return };
+                let Some(former) = former(&list.items, own, shards).map(ResourceExt::name_any) else { return };
                 if reported.as_ref() != Some(&former) {
                     tracing::warn!(pod = former, "waiting for the end of a pod with another number of shards");
                     reported = Some(former);
@@ -112,6 +115,14 @@ fn shards_of(pod: &Pod) -> u32 {
         pod.spec.iter().flat_map(|spec| &spec.containers).flat_map(|container| container.args.iter().flatten());
     args.find(|arg| arg.as_str() == FLAG);
     args.next().and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
+/// Returns a pod for whose end this replica waits.
+fn former<'a>(pods: &'a [Pod], own: &str, shards: u32) -> Option<&'a Pod> {
+    let created = |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|at| at.0);
+    let begun = pods.iter().find(|pod| pod.name_any() == own).and_then(created);
+    let is_later = |pod: &Pod| created(pod).zip(begun).is_some_and(|(pod, own)| pod.duration_since(own) > SAME_AGE);
+    pods.iter().find(|pod| pod.name_any() != own && is_other(pod, shards) && !is_later(pod))
 }
 
 /// Returns true for a pod whose process may run with another number of shards.
@@ -202,6 +213,30 @@ mod tests {
         assert_eq!(live(), ["a", "d"]);
         record(&mut lock(&replicas.ready), "d".to_owned(), false, Some(now));
         assert_eq!(live(), ["a"]);
+    }
+
+    #[test]
+    fn of_two_replicas_with_different_shards_the_younger_one_waits() {
+        let created = |name: &str, args: &Value, at: &str| {
+            let mut pod = pod(name, args, "True", "Running");
+            pod.metadata.creation_timestamp = Some(serde_json::from_value(json!(at)).unwrap());
+            pod
+        };
+        let (old, four) = ("2030-01-01T00:00:00Z", json!(["--shards", "4"]));
+        // Creation of the pod with four shards; the one with one shard waits, the one with four does.
+        for (at, one_waits, four_waits) in [
+            ("2030-01-01T00:01:01Z", false, true),
+            // Both wait if it is not certain which one is older.
+            ("2030-01-01T00:01:00Z", true, true),
+            ("2029-12-31T23:59:00Z", true, true),
+            ("2029-12-31T23:58:59Z", true, false),
+        ] {
+            let pods = [created("one", &Value::Null, old), created("four", &four, at)];
+            let waits = |own: &str, shards: u32| former(&pods, own, shards).is_some();
+            assert_eq!((waits("one", 1), waits("four", 4)), (one_waits, four_waits), "{at}");
+            // A replica without a pod is younger than all.
+            assert!(waits("none", 1) && waits("none", 4));
+        }
     }
 
     #[tokio::test(start_paused = true)]
