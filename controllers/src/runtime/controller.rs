@@ -237,10 +237,12 @@ impl Wake {
         }
     }
 
-    /// Queues no further keys of a shard.
+    /// Queues no further keys of a shard, and forgets their refusals: others decide about them now.
     pub(super) fn close(&self, shard: u32) {
         if let Some(placement) = &self.placement {
             lock(&placement.held).remove(&shard);
+            let refused: Vec<Key> = self.failures().keys().cloned().collect();
+            refused.iter().filter(|key| self.shard(key) == shard).for_each(|key| self.forget(key));
         }
     }
 

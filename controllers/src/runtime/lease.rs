@@ -167,7 +167,7 @@ impl Election {
         }
     }
 
-    /// Returns the leadership of this replica.
+    /// Returns the leadership of this replica until its lease is released.
     #[must_use]
     pub(crate) fn leadership(&self) -> Leadership {
         self.leadership.clone()
@@ -183,10 +183,7 @@ impl Election {
     pub(crate) async fn win_if(&mut self, stop: &CancellationToken, may_take: MayTake<'_>) -> bool {
         loop {
             match tokio::time::timeout(self.times.limit(), self.attempt(may_take)).await {
-                Ok(Ok(true)) => {
-                    self.leadership.is_ending.store(false, Ordering::Relaxed);
-                    return true;
-                }
+                Ok(Ok(true)) => return true,
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => tracing::warn!(error = %error, "lease cannot be read or written"),
                 Err(_) => tracing::warn!("no answer about the lease in time"),
@@ -207,8 +204,7 @@ impl Election {
                 () = stop.cancelled() => return true,
             }
             pause = self.times.poll;
-            // What it has held it never takes from others.
-            match tokio::time::timeout(self.times.limit(), self.attempt(&|_, _| false)).await {
+            match tokio::time::timeout(self.times.limit(), self.attempt(&|_, _| true)).await {
                 Ok(Ok(true)) => pause = self.times.renew,
                 Ok(Ok(false)) => {
                     self.leadership.set(None);
@@ -228,6 +224,8 @@ impl Election {
     /// Releases the lease, so that another replica need not wait for its end. Does nothing if another replica holds it.
     pub(crate) async fn release(&mut self) {
         self.leadership.set(None);
+        // A decision that outlasts this term writes nothing in a later one.
+        self.leadership = Leadership::new(self.times);
         self.written = None;
         let released = async {
             let Some(mut lease) = self.leases.get_opt(&self.name).await? else { return Ok(false) };

@@ -1,6 +1,7 @@
 //! Tests of the runtime over a scripted API server.
 
 mod data_volumes;
+mod leases;
 mod pods;
 mod snapshots;
 
@@ -285,6 +286,19 @@ async fn keys_are_worked_on_as_long_as_their_shard_is_held() {
     assert_eq!(within(10).await, of(&[2]));
     start(1);
     assert_eq!(within(1).await, of(&[1]));
+}
+
+#[test]
+fn refusals_of_a_shard_are_forgotten_with_it() {
+    let wake = Wake::placed(|key| u32::from(key.name == "b"));
+    let key = |name: &str| Key::new("n", name);
+    for name in ["a", "b"] {
+        let retry_at = jiff::Timestamp::UNIX_EPOCH;
+        let failure = Failure { reason: "R", message: String::new(), retry_at, attempts: 1 };
+        wake.failures().insert(key(name), failure);
+    }
+    wake.close(1);
+    assert!(wake.failure(&key("a")).is_some() && wake.failure(&key("b")).is_none());
 }
 
 #[test]
