@@ -13,7 +13,7 @@ use crate::{
         vm_snapshots::{ContentIndex, RestoreIndex, vm_key},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
-    snapshot::controller::{RESOURCES, Snapshots},
+    snapshot::controller::RESOURCES,
     snapshot_class,
 };
 
@@ -30,9 +30,10 @@ impl Controller for SnapshotContents {
     type Observed = Observed;
 
     fn vm(caches: &Caches, key: &Key) -> Key {
+        // Not that of its snapshot, which another watch may deliver later: a content without one is deleted.
         let content = caches.vm_snapshot_contents.get(key);
-        let snapshot = content.and_then(|content| content.spec.virtual_machine_snapshot_name.clone());
-        snapshot.map_or_else(|| key.clone(), |name| Snapshots::vm(caches, &Key::new(key.namespace.as_str(), name)))
+        let name = content.and_then(|content| content.spec.source.virtual_machine.as_ref()?.metadata.name.clone());
+        name.map_or_else(|| key.clone(), |name| Key::new(key.namespace.as_str(), name))
     }
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {

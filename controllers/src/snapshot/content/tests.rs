@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::{cache::Key, resources::Caches, runtime::Controller};
 
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
@@ -103,6 +104,13 @@ fn shown(decision: &Decision) -> String {
         other => format!("{other:?}"),
     });
     shown.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn content_belongs_to_its_vm_before_its_snapshot_is_seen() {
+    let (caches, key) = (Caches::default(), Key::new("n", "vmsnapshot-content-u"));
+    caches.vm_snapshot_contents.observe(content(&Value::Null));
+    assert_eq!(SnapshotContents::vm(&caches, &key), Key::new("n", "v"));
 }
 
 #[test]
