@@ -144,13 +144,13 @@ fn vm(number: usize) -> String {
     vm.to_string()
 }
 
-/// Sets the number of shards.
+/// Sets the number of shards. Another field manager may have scaled the Deployment.
 async fn upgrade(shards: usize) -> Result<()> {
     let chart = repository().join("charts/ferrovirt");
     let chart = chart.to_str().context("the path of the chart is no text")?;
     let value = format!("virtController.shards={shards}");
     let arguments = ["upgrade", "ferrovirt", chart, "-n", "kubevirt", "--reuse-values", "--set", &value];
-    let (done, output) = helm(&[&arguments[..], &["--wait", "--timeout", "5m"]].concat()).await?;
+    let (done, output) = helm(&[&arguments[..], &["--force-conflicts", "--wait", "--timeout", "5m"]].concat()).await?;
     ensure!(done, "helm upgrade: {output}");
     Ok(())
 }
@@ -164,12 +164,16 @@ async fn restore(s: &Story) -> Result<()> {
         deployments.patch(NAME, &PatchParams::default(), &patch).await.map(drop)
     };
     scale(&json!(0)).await?;
-    let deadline = Instant::now() + TIMEOUT;
-    while !s.pods_of(NAME).await?.is_empty() {
-        ensure!(Instant::now() < deadline, "replicas of {NAME} do not end");
-        sleep(Duration::from_millis(250)).await;
-    }
+    let end = async {
+        let deadline = Instant::now() + TIMEOUT;
+        while !s.pods_of(NAME).await?.is_empty() {
+            ensure!(Instant::now() < deadline, "replicas of {NAME} do not end");
+            sleep(Duration::from_millis(250)).await;
+        }
+        anyhow::Ok(())
+    };
+    let ended = end.await;
     let upgraded = upgrade(1).await;
     scale(&replicas).await?;
-    upgraded
+    ended.and(upgraded)
 }
