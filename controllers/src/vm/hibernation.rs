@@ -42,13 +42,13 @@ use super::{
 };
 use crate::{
     persistent_state::claim::{SINGLE, render},
-    runtime::{Decision, Effect, Event, Kind},
+    runtime::{Decision, Effect, Event, Failure, Kind},
     vm_lease,
 };
 
 /// Reason of a refused write for a hibernation.
 const FAILED: &str = "HibernationError";
-/// Time within which the claim of a save must be bound: it holds the lease.
+/// Time within which the claim of a save must be made and bound: it holds the lease.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Longest part of the VM's name in the name of a file.
 const VM_NAME: usize = 63;
@@ -178,18 +178,18 @@ fn next(
                 failed(&format!("PVC {} not found", known.claim_name))
             }
             _ if time_to_bind(observed).is_some_and(|left| left.is_zero()) => {
-                failed(&format!("PVC {} was not bound within five minutes", known.claim_name))
+                let text = format!("PVC {} was not bound within five minutes", known.claim_name);
+                failed(refused(observed).map_or(text.as_str(), |failure| failure.message.as_str()))
             }
             _ => Ok(None),
         },
         // Its end was noticed before.
         Phase::Hibernated if phase == Some(&SavedMemoryPhase::Restored) => Ok(to(Phase::Removing, None)),
         // The VMI of a start would wait for it without end.
-        Phase::Hibernated if observed.hibernation_claim.is_none() => Ok(to(
-            Phase::Hibernated,
-            Some(format!("PVC {} not found: restore it, or discard the saved memory to boot", known.claim_name)),
-        )),
-        Phase::Hibernated => Ok((vmi.is_none() && is_started(vm)).then(|| to(Phase::Resuming, None)).flatten()),
+        Phase::Hibernated if observed.hibernation_claim.is_none() => Ok(to(Phase::Hibernated, Some(lost(known)))),
+        Phase::Hibernated if vmi.is_none() && is_started(vm) => Ok(to(Phase::Resuming, None)),
+        // It is there again.
+        Phase::Hibernated if known.message == Some(lost(known)) => Ok(to(Phase::Hibernated, None)),
         Phase::Resuming => Ok(match phase {
             Some(SavedMemoryPhase::Restored) => to(Phase::Removing, None),
             _ if vmi.is_some_and(VirtualMachineInstance::is_final) => to(Phase::Hibernated, Some(failure(vmi))),
@@ -204,9 +204,21 @@ fn next(
     }
 }
 
-/// Returns the time that is left to bind the claim of a save. `None`: it is bound, or not made yet.
+/// Returns the message of saved memory without its claim.
+fn lost(known: &Hibernation) -> String {
+    format!("PVC {} not found: restore it, or discard the saved memory to boot", known.claim_name)
+}
+
+/// Returns the last write for a hibernation that was refused.
+fn refused(observed: &Observed) -> Option<&Failure> {
+    observed.failure.as_ref().filter(|failure| failure.reason == FAILED)
+}
+
+/// Returns the time that is left to make and bind the claim of a save. `None`: it is bound.
 fn time_to_bind(observed: &Observed) -> Option<Duration> {
-    observed.hibernation_claim.as_ref().filter(|claim| claim.phase != "Bound")?;
+    if observed.hibernation_claim.as_ref().is_some_and(|claim| claim.phase == "Bound") {
+        return None;
+    }
     let since = observed.vm.status.as_ref()?.operation.as_ref()?.since.as_ref()?.0;
     Some(Duration::try_from(PATIENCE - observed.now.duration_since(since)).unwrap_or_default())
 }
@@ -298,7 +310,7 @@ fn carry_out(
     vmi: Option<&VirtualMachineInstance>,
     decision: &mut Decision,
 ) -> Result<Option<Hibernation>, serde_json::Error> {
-    let refused = observed.failure.as_ref().filter(|failure| failure.reason == FAILED);
+    let refused = refused(observed);
     let mut same = known.clone();
     if matches!(known.phase, Phase::Saving) {
         same.message = refused.map(|failure| failure.message.clone());

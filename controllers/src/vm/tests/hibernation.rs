@@ -150,22 +150,27 @@ fn only_a_start_by_a_user_resumes() {
 
 #[test]
 fn save_waits_a_limited_time_for_its_claim() {
-    for (phase, minutes, next, wake) in
-        [("Pending", 4, None, Some(60)), ("Pending", 5, Some("Failed"), None), ("Bound", 5, None, None)]
-    {
+    for (phase, minutes, next, wake) in [
+        (Some("Pending"), 4, None, Some(60)),
+        (Some("Pending"), 5, Some("Failed"), None),
+        (Some("Bound"), 5, None, None),
+        // A quota refuses it.
+        (None, 4, None, Some(60)),
+        (None, 5, Some("Failed"), None),
+    ] {
         let mut vm = hibernating("Always", "Saving");
         let vmi = vmi(&VirtualMachine { status: None, ..vm.clone() }, "Running", Some("Saving"));
         let since = "2030-01-01T00:00:00Z".parse().unwrap();
         vm.status.as_mut().unwrap().operation.as_mut().unwrap().since = Some(Time(since));
-        let claim = CachedClaim { phase: phase.to_owned(), ..(*claim()).clone() };
+        let made = phase.map(|phase| Arc::new(CachedClaim { phase: phase.to_owned(), ..(*claim()).clone() }));
         let decision = decide(&Observed {
-            hibernation_claim: Some(Arc::new(claim)),
+            hibernation_claim: made,
             now: format!("2030-01-01T00:0{minutes}:00Z").parse().unwrap(),
             ..observed(&vm, Some(&vmi), None, &ClusterConfig::default())
         })
         .unwrap();
         let written = acts(&decision).1.filter(|written| written != "Saving");
-        assert_eq!(written.as_deref(), next, "{phase} {minutes}");
+        assert_eq!(written.as_deref(), next, "{phase:?} {minutes}");
         if let Some(wake) = wake {
             assert_eq!(decision.wake_after, Some(Duration::from_secs(wake)));
         }
@@ -185,6 +190,12 @@ fn hibernated_vm_without_its_claim_waits_for_the_user() {
     assert_eq!((&shown["status"], &shown["reason"]), (&json!("True"), &json!("ResumeFailed")));
     let (writes, phase) = acts(&decision);
     assert!(writes.is_empty() && phase.is_none_or(|phase| phase == "Hibernated"));
+    // The claim is there again, and nobody has started the VM.
+    let known = vm.status.as_mut().unwrap();
+    known.state_change_requests = Vec::new();
+    known.hibernation.as_mut().unwrap().message = Some(message.to_owned());
+    let status = status_patch(&decided_with_claim(&vm, None, true));
+    assert_eq!(status["hibernation"].get("message"), Some(&Value::Null));
 }
 
 #[test]
