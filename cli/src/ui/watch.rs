@@ -1,8 +1,14 @@
 //! The list of VMs and VMIs and its changes, sent to a page as texts in JSON.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use futures::{SinkExt, Stream, StreamExt, stream::select};
+use futures::{SinkExt, Stream, StreamExt, TryStreamExt, stream::select};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject},
@@ -19,20 +25,34 @@ use tokio_tungstenite::{WebSocketStream, tungstenite::Message};
 use super::rows;
 use crate::Connection;
 
-/// A back-off that time alone resets. An event would, and a stream has one before it requests a list: pauses between lists that fail
-/// would not grow.
-struct Pauses(DefaultBackoff);
+/// A back-off that the end of a list and changes of objects reset. Any event would, and a stream has one before it requests a list:
+/// pauses between lists that fail would not grow.
+#[derive(Default)]
+struct Pauses {
+    backoff: DefaultBackoff,
+    /// The last event shows that the API server answers.
+    is_answered: Arc<AtomicBool>,
+}
 
 impl Iterator for Pauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        self.0.next()
+        self.backoff.next()
     }
 }
 
 impl Backoff for Pauses {
-    fn reset(&mut self) {}
+    fn reset(&mut self) {
+        if self.is_answered.load(Ordering::Relaxed) {
+            self.backoff.reset();
+        }
+    }
+}
+
+/// Returns true for an event of a complete list. The next page of any other may fail.
+fn is_answer(event: &Event<DynamicObject>) -> bool {
+    matches!(event, Event::InitDone | Event::Apply(_) | Event::Delete(_))
 }
 
 /// Sends the list of a namespace, or of all, until the page leaves.
@@ -74,7 +94,11 @@ fn changes(
         Some(namespace) => Api::<DynamicObject>::namespaced_with(client, namespace, &resource),
         None => Api::all_with(client, &resource),
     };
-    let changes = watcher(api, watcher::Config::default()).backoff(Pauses(DefaultBackoff::default()));
+    let pauses = Pauses::default();
+    let is_answered = pauses.is_answered.clone();
+    let changes = watcher(api, watcher::Config::default())
+        .inspect_ok(move |event| is_answered.store(is_answer(event), Ordering::Relaxed))
+        .backoff(pauses);
     changes.map(move |change| render(kind, change, row)).boxed()
 }
 
@@ -130,6 +154,23 @@ mod tests {
             ),
         ] {
             assert_eq!(render("k", change, rows::vm), expected);
+        }
+    }
+
+    #[test]
+    fn pauses_grow_until_the_api_server_answers() {
+        let object = || DynamicObject { types: None, metadata: kube::api::ObjectMeta::default(), data: Value::Null };
+        for answer in [Event::InitDone, Event::Apply(object()), Event::Delete(object())] {
+            let mut pauses = Pauses::default();
+            let mut pause = |event: &Event<DynamicObject>| {
+                pauses.is_answered.store(is_answer(event), Ordering::Relaxed);
+                pauses.reset();
+                pauses.next().unwrap()
+            };
+            let failing = [Event::Init, Event::InitApply(object())];
+            let longest = failing.iter().cycle().take(8).map(&mut pause).last();
+            assert!(longest >= Some(Duration::from_secs(30)), "{longest:?}");
+            assert!(pause(&answer) < Duration::from_secs(2));
         }
     }
 }
