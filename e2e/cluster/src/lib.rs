@@ -28,6 +28,7 @@ mod kvm;
 mod kvm_result;
 mod lock;
 pub mod mirror;
+mod network;
 mod pause;
 pub mod places;
 pub mod plan;

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv6Addr, SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -11,14 +11,15 @@ use std::{
 
 use crate::{
     certificates::{self, Pair},
-    command::{log_tail, open_log, output, program, run, run_with_input, start_error, wait},
+    command::{log_tail, open_log, output, program, run, start_error, wait},
     components, deps,
     down::{down, remove_node},
     error::{Error, FileContext, Result},
     host, images,
     kubectl::Kubectl,
+    network::{connect, ip, node_network, second_address},
     pause,
-    plan::{API_PORT, LAN, LAN_PORT, MAX_NODES, Node, Plan},
+    plan::{API_PORT, LAN, MAX_NODES, Node, Plan},
     progress::Progress,
     render::{self, Init, kubeconfig::kubeconfig},
     variant, vm,
@@ -284,75 +285,6 @@ fn write_files(plan: &Plan, node: &Node, into: &Path, bin: &Path, snapshotter: &
     write(&registry.join("hosts.toml"), &render::node::registry(plan))
 }
 
-/// Creates the namespace of a node and connects it with the control plane.
-fn connect(plan: &Plan, node: &Node) -> Result<()> {
-    run("creating the node's namespace", &mut program("ip", ["netns", "add", &node.namespace]))?;
-    ip(
-        "connecting the node",
-        Some(&plan.control_namespace()),
-        &format!(
-            "link add {link} type veth peer name eth0 netns {namespace}
-             link set {link} master br0
-             link set {link} up
-             route replace {pods} via {address}
-             {second}
-             link add {lan} type veth peer name {LAN_PORT} netns {namespace}
-             link set {lan} master {LAN}
-             link set {lan} up",
-            link = node.link,
-            lan = node.lan_link,
-            namespace = node.namespace,
-            pods = node.pods,
-            address = node.address,
-            second = if plan.variant.dual_stack {
-                format!("route replace {} via {} dev br0", node.pods6, node.address6)
-            } else {
-                String::new()
-            },
-        ),
-    )?;
-    if node.is_vm() {
-        return ip("connecting the VM", Some(&node.namespace), &render::vm::bridges());
-    }
-    ip("configuring the node's network", Some(&node.namespace), &node_network(plan, node))?;
-    let mut nft = program("nsenter", [&format!("--net={}", host::namespace_path(&node.namespace).display())]);
-    nft.args(["nft", "-f", "-"]);
-    run_with_input("writing the node's address translation", &mut nft, &render::node::nat(plan, node)).map(drop)
-}
-
-/// Returns `ip` commands that configure the network of a node, inside it.
-fn node_network(plan: &Plan, node: &Node) -> String {
-    let mut second = second_address(plan, "eth0", node.address6);
-    if plan.variant.dual_stack {
-        // `default` would be a route of IPv4.
-        second.push_str(&format!("\nroute add ::/0 via {} dev eth0", plan.control_address6()));
-    }
-    format!(
-        "link set lo up
-         address add {address}/{prefix} dev eth0
-         link set eth0 up
-         route add default via {control}
-         link add {LAN} type bridge
-         link set {LAN_PORT} master {LAN}
-         link set {LAN_PORT} up
-         link set {LAN} up
-         {second}
-",
-        address = node.address,
-        prefix = plan.node_network().prefix,
-        control = plan.control_address(),
-    )
-}
-
-/// Returns the `ip` command that adds the IPv6 address of a link that is up, in clusters with both families.
-fn second_address(plan: &Plan, link: &str, address: Ipv6Addr) -> String {
-    if !plan.variant.dual_stack {
-        return String::new();
-    }
-    // Without a test for duplicates, which delays its use.
-    format!("address add {address}/{} dev {link} nodad", plan.node_network6().prefix)
-}
-
 /// Returns true if overlayfs works on the file system of a folder.
 fn overlay_works(folder: &Path) -> Result<bool> {
     let test = folder.join("overlay-test");
@@ -489,13 +421,6 @@ fn wait_for_namespace(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
         || Ok(kubectl.answer("reading it", &["get", "serviceaccount", "default", "-n", "default"])?.is_some()),
         || log_tail(&plan.logs().join("kube-controller-manager.log")),
     )
-}
-
-/// Runs lines of `ip` commands in a named namespace or on the host.
-fn ip(step: &str, namespace: Option<&str>, lines: &str) -> Result<()> {
-    let mut command = program("ip", namespace.map_or(Vec::new(), |name| vec!["-n", name]));
-    command.args(["-batch", "-"]);
-    run_with_input(step, &mut command, lines).map(drop)
 }
 
 fn write_kubeconfig(plan: &Plan, path: &Path, user: &Pair) -> Result<()> {

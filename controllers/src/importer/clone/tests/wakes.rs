@@ -46,6 +46,7 @@ fn end_of_an_import_wakes_the_clones_of_its_claim() {
 fn warning_about_a_claim_wakes_its_data_volume() {
     let (caches, wake) = (Arc::new(Caches::default()), Wake::default());
     watch(&caches, &wake);
+    assert_eq!(wake.woken(), []);
     let metadata = ObjectMeta {
         name: Some("image".to_owned()),
         namespace: Some("shop".to_owned()),
