@@ -138,7 +138,7 @@ mod tests {
                 (1, order[0].as_str(), 0, true),
                 (2, order[0].as_str(), 1, false),
                 (2, order[0].as_str(), 2, true),
-                // So is one that has gone.
+                // One that has gone has no place.
                 (0, "gone", 0, true),
             ] {
                 assert_eq!(may(place, former, seconds), expected, "{place} after {former:?} in {seconds} s");

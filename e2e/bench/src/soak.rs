@@ -123,7 +123,7 @@ struct Sample {
     requested: f64,
     /// PSS of its processes.
     processes: f64,
-    /// What its cgroup cannot drop, if that is known.
+    /// The memory that its cgroup cannot drop, if that is known.
     group: Option<f64>,
 }
 
