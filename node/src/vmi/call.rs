@@ -5,10 +5,7 @@ use std::{any::Any, collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use api::VirtualMachineInstance;
 use futures::future::BoxFuture;
-use protocol::{
-    Done, DumpMemoryRequest, MigrateRequest, PrepareMigrationRequest, ShutdownRequest, StartJobRequest, Unary,
-    features::Feature, start_job_request::Job,
-};
+use protocol::{Done, StartJobRequest, Unary, features::Feature, start_job_request::Job};
 use tonic::{IntoRequest, Status};
 
 use super::{
@@ -22,8 +19,6 @@ use crate::{
     safe_dir::Peer,
 };
 
-/// Name of the job that saves the memory.
-const SAVE: &str = "SaveMemory";
 /// Part of the limit of a call that is left when a launcher has not answered.
 const MARGIN: Duration = Duration::from_secs(5);
 
@@ -78,26 +73,18 @@ impl Connected {
         self.launcher.call(request, self.limit.saturating_sub(MARGIN)).await
     }
 
-    /// Starts a job. A launcher of an older release has a call for each.
-    pub(super) async fn start(&self, job: Job) -> Answer<Done> {
+    /// Starts a job, which messages name `call`. Older releases have a call for each of their jobs.
+    pub(super) async fn start(&self, call: &'static str, job: Job) -> Answer<Done> {
+        if self.features.contains(&Feature::Jobs) {
+            return self.send(StartJobRequest { job: Some(job) }).await.map_err(|error| error.of(call));
+        }
         match job {
-            job if self.features.contains(&Feature::Jobs) => {
-                // Messages name what was asked for.
-                let call = match &job {
-                    Job::Shutdown(_) => <ShutdownRequest as Unary>::NAME,
-                    Job::MemoryDump(_) => <DumpMemoryRequest as Unary>::NAME,
-                    Job::MemorySave(_) => SAVE,
-                    Job::MigrationIn(_) => <PrepareMigrationRequest as Unary>::NAME,
-                    Job::MigrationOut(_) => <MigrateRequest as Unary>::NAME,
-                };
-                self.send(StartJobRequest { job: Some(job) }).await.map_err(|error| error.of(call))
-            }
             Job::Shutdown(request) => self.send(request).await,
             Job::MemoryDump(request) => self.send(request).await,
-            // A launcher without this job has no call for it.
-            Job::MemorySave(_) => Err(LauncherError::from_status(SAVE, &Status::unimplemented("unknown job"))),
             Job::MigrationIn(request) => self.send(request).await,
             Job::MigrationOut(request) => self.send(request).await,
+            // A job without such a call is a later one.
+            _ => Err(LauncherError::from_status(call, &Status::unimplemented("unknown job"))),
         }
     }
 }

@@ -276,7 +276,7 @@ impl Call for DumpMemoryRequest {
     }
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
-        to.start(Job::MemoryDump(self.clone())).await
+        to.start("DumpMemory", Job::MemoryDump(self.clone())).await
     }
 }
 
@@ -290,7 +290,7 @@ impl Call for SaveMemoryRequest {
     }
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
-        to.start(Job::MemorySave(self.clone())).await
+        to.start("SaveMemory", Job::MemorySave(self.clone())).await
     }
 }
 
@@ -327,7 +327,7 @@ impl Call for PrepareMigration {
     async fn send(&self, to: &Connected) -> Answer<Done> {
         let (vmi, options) = encode("PrepareMigration", to, &self.vmi, &self.nics)?;
         let request = PrepareMigrationRequest { migration: self.migration.clone(), vmi, options };
-        to.start(Job::MigrationIn(request)).await
+        to.start("PrepareMigration", Job::MigrationIn(request)).await
     }
 
     fn apply(&self, observed: &mut Observed, connection: u64, answer: Answer<Done>, now: Now) -> Vec<Event> {
@@ -351,7 +351,7 @@ impl Call for MigrateRequest {
     const NAME: &'static str = MIGRATE;
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
-        to.start(Job::MigrationOut(self.clone())).await
+        to.start("Migrate", Job::MigrationOut(self.clone())).await
     }
 
     fn apply(&self, observed: &mut Observed, _: u64, answer: Answer<Done>, now: Now) -> Vec<Event> {
@@ -416,7 +416,7 @@ impl Call for ShutdownRequest {
     }
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
-        to.start(Job::Shutdown(*self)).await
+        to.start("Shutdown", Job::Shutdown(*self)).await
     }
 }
 
