@@ -5,49 +5,42 @@ use std::collections::BTreeSet;
 /// Most names that are read of a Hello. Later names are ignored.
 const MAX_FEATURES: usize = 64;
 
-/// An optional feature of the protocol. A feature that every supported release has is removed from this list.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Feature {
-    /// `LauncherState.items`: the result of the last Sync for each part of the domain.
-    ItemResults,
-    /// Domains that can grow: `maxSockets` and `maxGuest` of the spec, `LauncherState.vcpus` and `.memory_requested`.
-    LiveResize,
-    /// Interfaces of a running domain come and go: `LauncherState.nics`.
-    NicHotplug,
-    /// `DumpMemory`.
-    MemoryDump,
-    /// `PrepareMigration`, `Migrate` and `AbortMigration`, with the channels of the migration socket.
-    LiveMigration,
-    /// `StartJob`, `AbortJob` and `LauncherState.jobs`. The calls that start or abort one kind of job are for older releases.
-    Jobs,
-    /// The job `memory_save`, and starts from saved memory.
-    MemorySave,
+/// Declares the features, each with its name in a Hello.
+macro_rules! features {
+    ($($(#[doc = $text:literal])* $feature:ident = $name:literal,)*) => {
+        /// An optional feature of the protocol. A feature that every supported release has is removed from this list.
+        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+        pub enum Feature {
+            $($(#[doc = $text])* $feature,)*
+        }
+
+        impl Feature {
+            /// All features of this release.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$feature),*];
+
+            /// Returns the name in a Hello.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$feature => $name,)* }
+            }
+        }
+    };
 }
 
-impl Feature {
-    /// All features of this release.
-    pub const ALL: [Self; 7] = [
-        Self::ItemResults,
-        Self::LiveResize,
-        Self::NicHotplug,
-        Self::MemoryDump,
-        Self::LiveMigration,
-        Self::Jobs,
-        Self::MemorySave,
-    ];
-
-    /// Returns the name in a Hello.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::ItemResults => "item-results",
-            Self::LiveResize => "live-resize",
-            Self::NicHotplug => "nic-hotplug",
-            Self::MemoryDump => "memory-dump",
-            Self::LiveMigration => "live-migration",
-            Self::Jobs => "jobs",
-            Self::MemorySave => "memory-save",
-        }
-    }
+features! {
+    /// `LauncherState.items`: the result of the last Sync for each part of the domain.
+    ItemResults = "item-results",
+    /// Domains that can grow: `maxSockets` and `maxGuest` of the spec, `LauncherState.vcpus` and `.memory_requested`.
+    LiveResize = "live-resize",
+    /// Interfaces of a running domain come and go: `LauncherState.nics`.
+    NicHotplug = "nic-hotplug",
+    /// `DumpMemory`.
+    MemoryDump = "memory-dump",
+    /// `PrepareMigration`, `Migrate` and `AbortMigration`, with the channels of the migration socket.
+    LiveMigration = "live-migration",
+    /// `StartJob`, `AbortJob` and `LauncherState.jobs`. The calls that start or abort one kind of job are for older releases.
+    Jobs = "jobs",
+    /// The job `memory_save`, and starts from saved memory.
+    MemorySave = "memory-save",
 }
 
 /// Returns the names of all features of this release, for a Hello.
