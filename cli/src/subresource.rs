@@ -26,7 +26,7 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 /// Verbosity that logs requests, as in kubectl.
 const VERBOSITY_REQUESTS: u8 = 6;
 
-/// A websocket that carries a raw byte stream in binary frames.
+/// A websocket with a raw byte stream in binary frames.
 pub(crate) type Stream = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
 
 impl Connection {

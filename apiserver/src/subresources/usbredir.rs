@@ -1,4 +1,4 @@
-//! `virtualmachineinstances/usbredir`: a WebSocket that carries a USB device of the client.
+//! `virtualmachineinstances/usbredir`: a WebSocket that connects a USB device of the client.
 
 use api::{VirtualMachineInstance, enums::VmiPhase};
 use axum::{body::Body, response::Response};
@@ -15,7 +15,7 @@ use crate::{metrics::StreamKind, requests::error::ApiError};
 pub(super) static SPECIFICATION: Specification = Specification {
     listed: false,
     operation: "usbredir",
-    description: "Open a websocket that carries a USB device",
+    description: "Open a websocket that connects a USB device",
     ..Specification::get(VMIS, "usbredir", Answer::Stream(&STREAM), |call, request| Box::pin(serve(call, request)))
 };
 

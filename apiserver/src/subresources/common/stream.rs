@@ -71,7 +71,7 @@ where
             Exceeded::Total => "",
             Exceeded::Holder => " of this user",
         };
-        ApiError::TooManyRequests(format!("virt-api carries too many streams{holder} already, try again later"))
+        ApiError::TooManyRequests(format!("virt-api relays too many streams{holder} already, try again later"))
     })?;
     let copy = far.await?;
     let upgrade = hyper::upgrade::on(&mut request);
