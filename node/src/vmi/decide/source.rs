@@ -3,11 +3,7 @@
 use protocol::{AbortMigrationRequest, features::Feature};
 
 use super::*;
-use crate::vmi::{
-    migration::source::Progress,
-    migration_facts::Route,
-    observed::{MIGRATE, REQUEST},
-};
+use crate::vmi::{migration::source::Progress, migration_facts::Route, observed::MIGRATE};
 
 /// Time in which the domain of another node's VMI ends by itself.
 const END_WAIT: Duration = Duration::from_secs(30);
@@ -48,19 +44,11 @@ fn is_called(observed: &Observed, uid: &str) -> bool {
     observed.is_busy(MIGRATE) || observed.called_migration.as_deref() == Some(uid)
 }
 
-/// Returns true if the launcher can be asked to begin: the domain runs and nothing changes it.
+/// Returns true if the launcher can be asked to begin: the domain runs, and no call is in progress that may change it. Writes of the
+/// status change no domain.
 fn may_begin(observed: &Observed) -> bool {
     let Link::Up { greeted: true, features, .. } = &observed.link else { return false };
-    const CHANGES: [&str; 7] = [
-        SYNC,
-        NETWORK,
-        HandVolumes::SLOT,
-        DumpMemoryRequest::SLOT,
-        SaveMemoryRequest::SLOT,
-        KillRequest::SLOT,
-        REQUEST,
-    ];
-    !CHANGES.iter().any(|slot| observed.is_busy(slot))
+    observed.busy.iter().all(|slot| *slot == RECORD)
         && observed.reported
         && observed.domain() == Domain::Alive
         && features.contains(&Feature::LiveMigration)

@@ -8,7 +8,7 @@ use crate::vmi::{
     calls::PrepareMigration,
     migration::{source, target},
     migration_facts::Route,
-    observed::Failure,
+    observed::{Failure, REQUEST},
 };
 
 const SOURCE: &str = NODE;
@@ -134,6 +134,16 @@ fn source_follows_the_status_and_its_launcher() {
     let stranger = MigrationReport { migration: "m0".into(), ..moving(NotMoved) };
     let observed = source(&ready(none()), Some(stranger));
     assert_eq!(names(&decide(&observed, at(5))), ["relay", "migrate"], "the migration before");
+}
+
+#[test]
+fn source_begins_once_no_call_is_in_progress() {
+    let mut observed = source(&ready(json!({})), None);
+    let rows = [(RECORD, true), (SYNC, false), (HandVolumes::SLOT, false), (REQUEST, false), ("of a later row", false)];
+    for (slot, begins) in rows {
+        observed.busy = [slot].into();
+        assert_eq!(names(&decide(&observed, at(5))).contains(&"migrate"), begins, "{slot}");
+    }
 }
 
 #[test]
