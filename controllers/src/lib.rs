@@ -39,6 +39,7 @@ mod scripted;
 mod server;
 mod setup;
 mod shards;
+mod silence;
 mod snapshot;
 mod snapshot_class;
 mod tsc;

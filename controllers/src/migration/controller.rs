@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, OnceLock},
+    time::Instant,
 };
 
 use api::{
@@ -15,6 +16,7 @@ use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::apis::meta::v1::
 use super::{
     Observed, SHORTEST_RETRY, admission, creates_pod,
     gate::{Gate, View},
+    limits,
 };
 use crate::{
     cache::Key,
@@ -31,6 +33,7 @@ use crate::{
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Metrics, Needs, Wake},
     setup::Setup,
+    silence::Signs,
     vm_lease,
     vmi::{definitions, namespace_limits},
 };
@@ -48,6 +51,8 @@ pub(crate) struct Migrations {
     wake: OnceLock<Wake>,
     /// UIDs of migrations whose unschedulable target pod has been reported.
     reported: Mutex<HashSet<String>>,
+    /// Signs of life of running migrations, by their UIDs.
+    signs: Mutex<Signs>,
 }
 
 impl Migrations {
@@ -63,6 +68,7 @@ impl Migrations {
             by_status,
             wake: OnceLock::new(),
             reported: Mutex::default(),
+            signs: Mutex::default(),
         }
     }
 }
@@ -198,7 +204,7 @@ impl Controller for Migrations {
             required.filter(|key| !caches.offers.has_apart_from(key, source.as_deref())).collect()
         });
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
-        Some(Observed {
+        let mut observed = Observed {
             all: vmi_key.map(|key| caches.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default(),
             warnings: caches.warnings_of(&pods),
             unoffered: unoffered.unwrap_or_default(),
@@ -232,10 +238,14 @@ impl Controller for Migrations {
             launcher_images: self.launcher_images.clone(),
             config,
             failure: attempt.failure.cloned(),
+            silence: None,
             now: attempt.now,
             vmi,
             migration,
-        })
+        };
+        let uid = observed.migration.metadata.uid.as_deref().unwrap_or_default();
+        observed.silence = lock(&self.signs).note(uid, limits::sign(&observed), Instant::now());
+        Some(observed)
     }
 
     fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {

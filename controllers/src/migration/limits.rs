@@ -8,6 +8,8 @@
 //! | TargetReady, Running | virt-handler of the source | Failed; an abort is requested, and the pods stay until it is answered |
 //! | Running, the guest has moved | virt-handler of the target | Succeeded |
 //!
+//! Times that virt-handler writes are those of another clock, so that signs of life count from their arrival.
+//!
 //! On purpose without a limit: Pending without a target pod. It holds no place. It waits for one, for room in a quota, for a pod that
 //! the API server refuses, or for the outcome of a former migration, which only the nodes of that one know.
 
@@ -26,9 +28,8 @@ const AFTER_PENDING: SignedDuration = SignedDuration::from_mins(1);
 const PROGRESS: SignedDuration = SignedDuration::from_mins(10);
 /// The same for virt-handlers of older releases, whose progress shows no time.
 const UNDATED_PROGRESS: SignedDuration = SignedDuration::from_hours(24);
-
-/// Difference of the clocks of two nodes, beyond which a time is absurd.
-const SKEW: SignedDuration = SignedDuration::from_hours(1);
+/// The sign of life of a guest that has moved.
+const MOVED: &str = "moved";
 
 /// A wait with a limit.
 pub(super) struct Wait {
@@ -65,14 +66,13 @@ pub(super) fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> 
             (since, STEP, format!("virt-handler of node {} did not begin the migration", source()))
         }
         MigrationPhase::Running if observed.has_moved() => {
-            let ready = state.and_then(|state| state.target_node_domain_ready_timestamp.as_ref());
             let node = observed.vmi.as_deref().and_then(node_name).unwrap_or_default();
-            let what = format!("virt-handler of node {node} did not complete the migration");
-            (ready.map_or(since, |at| at.0.max(since)), STEP, what)
+            (last_sign(observed, since), STEP, format!("virt-handler of node {node} did not complete the migration"))
         }
         MigrationPhase::Running => {
-            let (since, limit) = progress(observed, since);
-            (since, limit, format!("virt-handler of node {} showed no progress", source()))
+            let is_undated = progress(observed).is_some_and(|(_, is_dated)| !is_dated);
+            let limit = if is_undated { UNDATED_PROGRESS } else { PROGRESS };
+            (last_sign(observed, since), limit, format!("virt-handler of node {} showed no progress", source()))
         }
         _ => return None,
     };
@@ -98,17 +98,24 @@ fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedD
     Some((created.map_or(since, |created| created.max(since)), limit, what))
 }
 
-/// Returns the time of the last sign of progress and the limit for the next one.
-fn progress(observed: &Observed, since: Timestamp) -> (Timestamp, SignedDuration) {
-    let annotations = observed.vmi.as_deref().and_then(|vmi| vmi.metadata.annotations.as_ref());
-    let text = annotations.and_then(|annotations| annotations.get(annotation::MIGRATION_PROGRESS));
-    let progress = text.and_then(|text| serde_json::from_str::<Progress>(text).ok());
-    match progress.filter(|progress| Some(&progress.migration) == observed.migration.metadata.uid.as_ref()) {
-        Some(Progress { time: None, .. }) => (since, UNDATED_PROGRESS),
-        Some(Progress { time: Some(time), .. }) if time.duration_since(observed.now) <= SKEW => {
-            (time.max(since), PROGRESS)
-        }
-        Some(_) => (since, PROGRESS),
-        None => (since, PROGRESS),
+/// Returns the sign of life of virt-handler in phase Running. Its silence is counted from the last change.
+pub(super) fn sign(observed: &Observed) -> Option<&str> {
+    if *observed.migration.phase() != MigrationPhase::Running {
+        return None;
     }
+    if observed.has_moved() { Some(MOVED) } else { progress(observed).map(|(text, _)| text) }
+}
+
+/// Returns the time of the last sign of life in a phase that began at `since`.
+fn last_sign(observed: &Observed, since: Timestamp) -> Timestamp {
+    let seen = observed.silence.and_then(|silence| observed.now.checked_sub(silence).ok());
+    seen.map_or(since, |seen| seen.max(since))
+}
+
+/// Returns the progress that virt-handler has written, and true if it contains the time.
+fn progress(observed: &Observed) -> Option<(&str, bool)> {
+    let text = observed.vmi.as_deref()?.metadata.annotations.as_ref()?.get(annotation::MIGRATION_PROGRESS)?;
+    let progress = serde_json::from_str::<Progress>(text).ok()?;
+    let is_of_this = Some(&progress.migration) == observed.migration.metadata.uid.as_ref();
+    is_of_this.then_some((text.as_str(), progress.time.is_some()))
 }

@@ -109,6 +109,8 @@ pub(crate) struct Observed {
     pub launcher_images: LauncherImages,
     /// The last write for the migration that was refused.
     pub failure: Option<Failure>,
+    /// Time since the last sign of life of virt-handler in phase Running, if there was one.
+    pub silence: Option<Duration>,
     /// The current time.
     pub now: Timestamp,
 }

@@ -6,10 +6,14 @@ use std::{
     time::Instant,
 };
 
-use api::{VirtualMachineInstance, constants::component, tsc::frequency as used_frequency};
+use api::{
+    VirtualMachineInstance,
+    constants::{annotation, component},
+    tsc::frequency as used_frequency,
+};
 use daemon::{config::ConfigHandle, lock};
 
-use super::{Observed, is_silent, silence::Heartbeats};
+use super::{Observed, is_silent};
 use crate::{
     cache::Key,
     resources::{
@@ -20,6 +24,7 @@ use crate::{
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::Setup,
+    silence::Signs,
     tsc,
 };
 
@@ -27,7 +32,7 @@ use crate::{
 pub(crate) struct Nodes {
     config: ConfigHandle,
     namespace: String,
-    heartbeats: Mutex<Heartbeats>,
+    heartbeats: Mutex<Signs>,
 }
 
 impl Nodes {
@@ -65,9 +70,9 @@ impl Controller for Nodes {
         let key = attempt.key;
         let node = caches.nodes.get(key);
         let has_tsc = node.as_ref().is_some_and(|node| node.has_tsc_labels());
-        let mut heartbeats = lock(&self.heartbeats);
-        let silence = heartbeats.note(&key.name, node.as_deref(), Instant::now());
-        drop(heartbeats);
+        let annotations = node.as_ref().and_then(|node| node.metadata.annotations.as_ref());
+        let heartbeat = annotations.and_then(|all| all.get(annotation::HEARTBEAT));
+        let silence = lock(&self.heartbeats).note(&key.name, heartbeat.map(String::as_str), Instant::now());
         // Only the VMIs of silent nodes matter.
         let vmis = if is_silent(node.as_deref(), silence) {
             caches.vmis.by(&VmiIndex::Node(key.name.clone()))

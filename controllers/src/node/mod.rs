@@ -1,13 +1,11 @@
 //! Nodes with a silent virt-handler: they become unschedulable for VMIs, and VMIs without a pod there fail. Also the labels
-//! of nodes about their TSC, see [`crate::tsc`]. Start with [`decide`]; `controller.rs` holds the watches, `silence.rs` measures the
-//! silence.
+//! of nodes about their TSC, see [`crate::tsc`]. Start with [`decide`]; `controller.rs` holds the watches.
 //!
 //! A VMI whose pod is alive according to the API server stays as it is: it may be running. While a migration moves the guest, the
 //! same holds for the pod on its target: the guest may run there already, or may be given up by the virt-handler of that node
 //! (docs/design/migration.md).
 
 mod controller;
-mod silence;
 #[cfg(test)]
 mod tests;
 

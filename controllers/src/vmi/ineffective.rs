@@ -98,10 +98,11 @@ pub(crate) fn ineffective(vmi: &VirtualMachineInstance, pod: &CachedPod, launche
         }
         Cause::Cpu => is_held(HOT_VCPU_CHANGE) && present.is_some_and(|present| present.vcpus == wanted.vcpus),
         Cause::Memory => is_held(HOT_MEMORY_CHANGE) && present.is_some_and(|present| present.memory == wanted.memory),
-        Cause::Volumes => vmi
-            .condition(VOLUMES_CHANGE)
-            .filter(|condition| condition.is_true())
-            .is_some_and(|condition| last_success(vmi).is_some_and(|ended| ended > since(condition))),
+        Cause::Volumes => {
+            let change = vmi.condition(VOLUMES_CHANGE).filter(|condition| condition.is_true());
+            // The end is a time of the target's clock, which can be slow.
+            change.zip(last_success(vmi)).is_some_and(|(change, ended)| ended > since(change) || is_older(change))
+        }
     };
     Cause::ALL.into_iter().filter(holds).collect()
 }

@@ -313,9 +313,10 @@ fn no_cause_leads_to_a_second_pod_for_the_same_desired_state() {
         ("cpu", cpu(), Some(present()), after, (0, 0)),
         ("first", memory(), Some(created_for("launcher:2", none, 4, 32 << 20)), after, (1, 0)),
         ("memory", memory(), Some(present()), after, (0, 0)),
-        ("first", volumes(before, false), Some(present()), after, (1, 0)),
+        ("first", volumes(before, false), Some(present()), before, (1, 0)),
         ("failed", volumes(after, true), Some(present()), after, (1, 0)),
         ("volumes", volumes(after, false), Some(present()), after, (0, 0)),
+        ("volumes, by a slow clock", volumes(before, false), Some(present()), after, (0, 0)),
     ] {
         let is_version = created_for.as_ref().is_none_or(|known| known.launcher == "launcher:1") || cause == "version";
         let mut candidate = outdated(0, &status);

@@ -3,6 +3,7 @@
 use jiff::SignedDuration;
 
 use super::*;
+use crate::migration::limits::{sign, wait};
 
 const BEGUN: &str = "2030-01-01T00:09:40Z";
 
@@ -15,6 +16,7 @@ fn follow(mut observed: Observed) -> (String, i64, Vec<String>) {
     for _ in 0..100 {
         observed.migration = Arc::new(own.clone());
         observed.now = now;
+        observed.silence = sign(&observed).map(|_| now.duration_since(began).unsigned_abs());
         let mut decision = decide(&observed).unwrap();
         all.extend(messages(&decision));
         if let Some(patch) = patch_of(&decision, Kind::Migration) {
@@ -116,6 +118,24 @@ fn no_phase_lasts_longer_than_its_limit_when_all_stand_still() {
                     assert!(waits || after < limit, "{after}: {row}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn progress_counts_from_its_arrival_whatever_the_clock_of_its_node_is() {
+    let own = migration("Running", &json!({}));
+    let hour = SignedDuration::from_hours(1);
+    for time in ["2029-12-31T00:00:00Z", "2030-01-01T01:09:00Z", "2030-01-01T01:50:00Z", "2040-01-01T00:00:00Z"] {
+        let mut vmi = handed(&json!({"targetNodeAddress": "10.0.0.2", "startTimestamp": BEGUN}));
+        let progress = json!({"migration": "g", "time": time}).to_string();
+        vmi.metadata.annotations = Some([("ferrovirt.io/migration-progress".to_owned(), progress)].into());
+        // Seconds since the progress has changed; the rest of the time, an hour after the begin.
+        for (silence, left) in [(Some(0), 600), (Some(60), 540), (Some(600), 0), (None, 600 - 3630)] {
+            let silence = silence.map(Duration::from_secs);
+            let observed = Observed { now: now() + hour, silence, ..observed(&own, Some(&vmi), &[source()]) };
+            let limit = wait(&observed, &MigrationPhase::Running).unwrap();
+            assert_eq!(limit.left, SignedDuration::from_secs(left), "{time} {silence:?}");
         }
     }
 }

@@ -124,6 +124,7 @@ fn observed(
         config: Arc::default(),
         launcher_images: LauncherImages::of_tests("launcher:1"),
         failure: None,
+        silence: None,
         now: now(),
     }
 }
