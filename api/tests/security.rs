@@ -252,3 +252,35 @@ fn the_threat_model_names_tests_and_files_that_exist() {
     }
     assert!(named > 40, "{named} tests and files are named");
 }
+
+/// kube-apiserver reads the parameter of a policy before it looks at the user: if it cannot, a policy that fails refuses all requests.
+#[test]
+fn only_policies_that_would_block_users_ignore_failures() {
+    let chart = Path::new(ROOT).join("charts/ferrovirt");
+    let (mut policies, mut ignoring) = (0, Vec::new());
+    for file in fs::read_dir(chart.join("templates")).unwrap() {
+        let path = file.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = |line: &str| text.lines().filter(|other| *other == line).count();
+        let of_file = lines("kind: ValidatingAdmissionPolicy");
+        assert_eq!(of_file, lines("  failurePolicy: Fail"), "{}", path.display());
+        policies += of_file;
+        ignoring.extend(text.contains("failurePolicy: Ignore").then(|| path.display().to_string()));
+    }
+    assert!(policies > 5, "{policies} policies were found");
+    assert_eq!(ignoring.len(), 1, "{ignoring:?}");
+    assert!(ignoring.concat().ends_with("/controller-restriction.yaml"), "{ignoring:?}");
+    let template = fs::read_to_string(chart.join("templates/controller-restriction.yaml")).unwrap();
+    let condition = "{{- if and $row.installation (not $row.labels) }}";
+    assert!(template.contains(condition), "another condition than {condition}");
+    let rows = fs::read_to_string(chart.join("policies/controller.yaml")).unwrap();
+    let rows = rows.split("\n  - name: ").filter(|row| row.contains("\n    installation: true\n"));
+    let ignoring = rows.filter(|row| !row.contains("\n    labels: {"));
+    let names: Vec<&str> = ignoring
+        .map(|row| {
+            assert!(row.contains("\n    operations: [DELETE]\n"), "{row}");
+            row.lines().next().unwrap()
+        })
+        .collect();
+    assert_eq!(names, ["pool-deletion", "vmi-deletion", "vm-deletion"]);
+}
