@@ -1,6 +1,10 @@
 //! The VMI controller: its watches and observations.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use api::{
     SavedMemoryPhase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
@@ -9,7 +13,7 @@ use api::{
     vm::{lease::Attempt::Start, status::OperationLease},
     vsock,
 };
-use daemon::config::ConfigHandle;
+use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
@@ -37,6 +41,7 @@ use crate::{
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Metrics, Needs, Wake},
     setup::Setup,
+    silence::Signs,
     tsc, vm_lease,
 };
 
@@ -48,6 +53,8 @@ pub(crate) struct Vmis {
     config: ConfigHandle,
     metrics: Metrics,
     launcher_images: LauncherImages,
+    /// Ended launchers of VMIs that have not ended, by the UIDs of the VMIs.
+    ended: Mutex<Signs>,
 }
 
 impl Vmis {
@@ -57,6 +64,7 @@ impl Vmis {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
             launcher_images: LauncherImages::new(&setup.options),
+            ended: Mutex::default(),
         }
     }
 }
@@ -175,6 +183,12 @@ impl Controller for Vmis {
         let (temporary, pods): (Vec<_>, Vec<_>) = caches.all_pods_of(&vmi).into_iter().partition(|pod| pod.temporary);
         let names = claim_names(&vmi);
         let claims = caches.claims_named(&key.namespace, names.clone());
+        let ended = pods.iter().filter(|pod| pod.compute_ended.is_some() && !vmi.is_final());
+        let mut ended: Vec<&str> = ended.filter_map(|pod| pod.metadata.uid.as_deref()).collect();
+        ended.sort_unstable();
+        let sign = (!ended.is_empty()).then(|| ended.join(" "));
+        let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
+        let ended_for = lock(&self.ended).note(uid, sign.as_deref(), Instant::now());
         Some(Observed {
             attachments: caches.attachments_of(&pods),
             warnings: caches.warnings_of(&pods),
@@ -197,6 +211,7 @@ impl Controller for Vmis {
             definitions: definitions(caches, &config, &vmi),
             launcher_images: self.launcher_images.clone(),
             config,
+            ended_for,
             failure: attempt.failure.cloned(),
             now: attempt.now,
             instance: vmi,

@@ -110,6 +110,8 @@ pub(crate) struct Observed {
     pub cid: Option<u32>,
     /// Definitions of the VMI's networks, if the pod requests the resources that they need.
     pub definitions: Option<BTreeMap<String, Arc<CachedNetwork>>>,
+    /// Time since the end of a launcher was seen, if one has ended. The kubelet's times are those of another clock.
+    pub ended_for: Option<Duration>,
     /// The last write for the VMI that was refused.
     pub failure: Option<Failure>,
     /// The current time.

@@ -1,5 +1,7 @@
 //! Phases that this controller decides.
 
+use std::time::Duration;
+
 use api::{
     VirtualMachineInstance, VmiPhase,
     constants::{annotation, event, label},
@@ -18,9 +20,7 @@ use crate::{
 };
 
 /// Time for virt-handler to record the end of a VMI whose launcher has ended.
-const HANDLER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
-/// [`HANDLER_GRACE`] as a time to wait.
-const WHOLE_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
+const HANDLER_GRACE: Duration = Duration::from_secs(10);
 /// Time for a scheduler to bind the pod before the VMI shows that it waits. Most pods are bound much sooner.
 const SCHEDULER_GRACE: jiff::SignedDuration = jiff::SignedDuration::from_secs(5);
 
@@ -94,10 +94,10 @@ fn lacks_guarantee(observed: &Observed, pod: &CachedPod) -> bool {
 }
 
 /// Returns the rest of the time for a scheduler to bind the pod.
-fn scheduler_time_left(observed: &Observed, pod: &CachedPod) -> Option<std::time::Duration> {
+fn scheduler_time_left(observed: &Observed, pod: &CachedPod) -> Option<Duration> {
     let made = pod.metadata.creation_timestamp.as_ref()?.0;
     let left = SCHEDULER_GRACE.checked_sub(observed.now.duration_since(made))?;
-    std::time::Duration::try_from(left).ok().filter(|left| !left.is_zero())
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 /// Records the pod's node and its consequences.
@@ -152,19 +152,16 @@ fn ended(observed: &Observed, pod: &CachedPod, wanted: &mut VirtualMachineInstan
         fail(wanted, pod.reason.clone());
         return;
     };
-    let Some(end) = end else {
+    if end.is_none() {
         // The kubelet does not know the end, as with evicted pods. For a guest that ran, virt-handler records the end, or the
         // node controller if there is no virt-handler.
         if *observed.instance.phase() != VmiPhase::Running {
             fail(wanted, pod.reason.clone());
         }
         return;
-    };
-    let waited = observed.now.duration_since(end);
-    if waited >= HANDLER_GRACE {
-        fail(wanted, pod.reason.clone());
-    } else {
-        let left = HANDLER_GRACE.checked_sub(waited).unwrap_or(HANDLER_GRACE);
-        decision.wake(std::time::Duration::try_from(left).unwrap_or(WHOLE_GRACE));
+    }
+    match HANDLER_GRACE.checked_sub(observed.ended_for.unwrap_or_default()).filter(|left| !left.is_zero()) {
+        Some(left) => decision.wake(left),
+        None => fail(wanted, pod.reason.clone()),
     }
 }

@@ -12,6 +12,18 @@ fn virt_handler_has_time_to_record_the_end_of_a_launcher() {
 }
 
 #[test]
+fn end_of_a_launcher_counts_from_its_arrival_whatever_the_clock_of_its_node_is() {
+    for finished in ["2020-01-01T00:00:00Z", "2030-01-01T00:00:59Z", "2040-01-01T00:00:00Z"] {
+        for (seconds, fails) in [(0, false), (9, false), (10, true)] {
+            let ended_for = Some(Duration::from_secs(seconds));
+            let pods = vec![Arc::new(ended_pod(finished))];
+            let decision = decide(&Observed { pods, ended_for, ..observed(&in_phase("Running")) }).unwrap();
+            assert_eq!(status_of(&decision)["phase"] == "Failed", fails, "{finished} {seconds}");
+        }
+    }
+}
+
+#[test]
 fn vmi_that_never_ran_fails_with_a_launcher_whose_end_the_kubelet_does_not_know() {
     let lost = || {
         let compute = json!({"name": "compute", "ready": false, "restartCount": 0, "image": "", "imageID": "",

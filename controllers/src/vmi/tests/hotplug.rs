@@ -54,6 +54,7 @@ fn decided_with(
     let pods = [Arc::new(launcher)];
     decide(&Observed {
         pods: pods.to_vec(),
+        ended_for: ended_for(&pods),
         claims: claims.clone(),
         attachments: attachments.to_vec(),
         ..observed(instance)

@@ -65,7 +65,8 @@ fn decided_with(
     migrations: &[Arc<VirtualMachineInstanceMigration>],
 ) -> Decision {
     let pods: Vec<Arc<CachedPod>> = pods.iter().cloned().map(Arc::new).collect();
-    decide(&Observed { pods: pods.to_vec(), migrations: migrations.to_vec(), ..observed(vmi) }).unwrap()
+    let ended_for = ended_for(&pods);
+    decide(&Observed { pods, ended_for, migrations: migrations.to_vec(), ..observed(vmi) }).unwrap()
 }
 
 fn deleted(decision: &Decision) -> Vec<String> {

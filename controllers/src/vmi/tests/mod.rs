@@ -79,6 +79,12 @@ fn ended_pod(finished: &str) -> CachedPod {
     }}))
 }
 
+/// Returns the time since the last launcher has ended, by clocks that agree.
+fn ended_for(pods: &[Arc<CachedPod>]) -> Option<Duration> {
+    let last = pods.iter().filter_map(|pod| pod.compute_ended.flatten()).max()?;
+    Some(now().duration_since(last).unsigned_abs())
+}
+
 /// A VMI without pods.
 fn observed(instance: &VirtualMachineInstance) -> Observed {
     Observed {
@@ -100,6 +106,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
         frequency: None,
         cid: None,
         definitions: None,
+        ended_for: None,
         failure: None,
         now: now(),
     }
@@ -107,7 +114,8 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
 
 fn decided_after(instance: &VirtualMachineInstance, pods: &[CachedPod], failure: Option<&Failure>) -> Decision {
     let pods: Vec<Arc<CachedPod>> = pods.iter().cloned().map(Arc::new).collect();
-    decide(&Observed { pods: pods.to_vec(), failure: failure.cloned(), ..observed(instance) }).unwrap()
+    let ended_for = ended_for(&pods);
+    decide(&Observed { pods, ended_for, failure: failure.cloned(), ..observed(instance) }).unwrap()
 }
 
 fn decided(instance: &VirtualMachineInstance, pods: &[CachedPod]) -> Decision {
