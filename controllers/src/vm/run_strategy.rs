@@ -9,7 +9,7 @@ use api::{
 use jiff::{SignedDuration, Timestamp};
 
 /// Time for which a VMI stays that has ended and is not started again. Timestamps are cut to seconds.
-const SHOWN: Duration = Duration::from_secs(2);
+const SHOWN: SignedDuration = SignedDuration::from_secs(2);
 
 /// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,10 +107,11 @@ pub(super) fn next(vm: &VirtualMachine, instance: Option<&VirtualMachineInstance
     }
 }
 
-/// Returns how long a VMI stays that has ended, for clients that look once a second.
+/// Returns how long a VMI stays that has ended, for clients that look once a second. Its end is a time of the node's clock: one that is
+/// further ahead does not keep it.
 fn shown_for(instance: &VirtualMachineInstance, now: Timestamp) -> Option<Duration> {
-    let passed = Duration::try_from(time_in_phase(instance, now)?).unwrap_or_default();
-    SHOWN.checked_sub(passed).filter(|left| !left.is_zero())
+    let left = SHOWN.checked_sub(time_in_phase(instance, now)?).filter(|left| *left <= SHOWN * 2)?;
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 /// Returns for how long a VMI has been in its phase. It is negative if the clock of its node is ahead.

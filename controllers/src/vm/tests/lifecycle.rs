@@ -156,7 +156,8 @@ fn vmi_that_is_not_started_again_stays_for_two_seconds() {
         ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:00:59Z", false, Some(1)),
         ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:00:58Z", true, None),
         // The clock of the node is ahead.
-        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T01:00:00Z", false, Some(2)),
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T00:01:01Z", false, Some(3)),
+        ("RerunOnFailure", json!([]), "Succeeded", "2030-01-01T01:00:00Z", true, None),
         ("RerunOnFailure", start, "Succeeded", "2030-01-01T00:01:00Z", true, None),
         ("RerunOnFailure", json!([]), "Failed", "2030-01-01T00:01:00Z", true, None),
         ("Always", json!([]), "Succeeded", "2030-01-01T00:01:00Z", true, None),
