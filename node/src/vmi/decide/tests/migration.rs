@@ -197,8 +197,17 @@ fn refused_migration_fails_with_the_message_of_the_launcher() {
 
 #[test]
 fn addresses_that_no_other_node_can_have_are_never_dialled() {
-    for address in ["127.0.0.1", "169.254.169.254", "224.0.0.1", "0.0.0.0", "::1", "fe80::1", "::ffff:169.254.169.254"]
-    {
+    for address in [
+        "127.0.0.1",
+        "169.254.169.254",
+        "168.63.129.16",
+        "224.0.0.1",
+        "0.0.0.0",
+        "::1",
+        "fe80::1",
+        "fd00:ec2::254",
+        "::ffff:169.254.169.254",
+    ] {
         let named = json!({"targetNodeAddress": address});
         let decision = decide(&source(&ready(named.clone()), None), at(5));
         assert_eq!(names(&decision), ["write"], "{address}");
