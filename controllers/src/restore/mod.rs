@@ -214,7 +214,7 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
 
 /// Returns true if the VM is as it was before the restore.
 fn may_fail(observed: &Observed) -> bool {
-    !(observed.is_done() || observed.is_in_place() && volumes::is_begun(observed))
+    !(observed.is_done() || volumes::is_begun(observed))
 }
 
 /// Waits for the guest's end and for the snapshot, and takes the lease.
@@ -269,7 +269,7 @@ fn restore(observed: &Observed, source: Source<'_>) -> Result<Step, serde_json::
     }
     match volumes::progress(observed, source)? {
         Progress::Failed(text) => failed(observed, &text),
-        Progress::Hindered(text) => hindered(observed, &text),
+        Progress::Hindered(text, effects) => Ok(hindered(observed, &text)?.after(effects)),
         Progress::Works(effects) => Ok(Step::show(working).after(effects).wake(RETRY)),
         Progress::Made => match target::effects(observed, source)? {
             Ok(effects) => {
@@ -289,7 +289,7 @@ enum Hindrance {
     Final(String),
 }
 
-/// Returns the snapshot with its content.
+/// Returns the snapshot with its content. One that lacks a volume is not ready, but has the others that were deleted to be replaced.
 fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     let name = &observed.restore.spec.virtual_machine_snapshot_name;
     let Some(snapshot) = observed.snapshot.as_deref() else {
@@ -299,14 +299,15 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
         return Err(Hindrance::Final(format!("VMSnapshot {name} failed and is invalid to use")));
     }
     let not_ready = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} not ready"));
-    if snapshot.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) {
+    let is_begun = volumes::is_begun(observed);
+    if snapshot.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
         return Err(not_ready("VMSnapshot", name));
     }
     let Some(content) = observed.content.as_deref() else {
         let content = snapshot.content_name();
         return Err(Hindrance::Passing(format!("VMSnapshotContent {content} does not exist")));
     };
-    if content.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) {
+    if content.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
         return Err(not_ready("VMSnapshotContent", &snapshot.content_name()));
     }
     match &content.spec.source.virtual_machine {
@@ -370,14 +371,13 @@ fn replacing(observed: &Observed) -> Result<Option<Vec<Effect>>, serde_json::Err
     let deleted = observed.restore.metadata.deletion_timestamp.as_ref();
     let is_in_time = deleted.is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
     let is_kept = observed.vm.as_ref().is_some_and(|vm| vm.metadata.deletion_timestamp.is_none());
-    let is_begun = observed.is_in_place() && volumes::is_begun(observed) && !volumes::are_made(observed);
+    let is_begun = volumes::is_begun(observed) && !volumes::are_made(observed);
     if !(is_in_time && is_kept && is_begun && observed.holds_lease()) {
         return Ok(None);
     }
     let Ok(source) = source(observed) else { return Ok(None) };
     Ok(match volumes::progress(observed, source)? {
-        Progress::Works(effects) => Some(effects),
-        Progress::Hindered(_) => Some(Vec::new()),
+        Progress::Works(effects) | Progress::Hindered(_, effects) => Some(effects),
         Progress::Made | Progress::Failed(_) => None,
     })
 }

@@ -5,11 +5,11 @@
 //!  InPlace: former claim of the name ──mark, delete──> missing
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     VirtualMachineSpec,
-    cdi::{annotation as cdi, label},
+    cdi::{DataVolume, annotation as cdi, label},
     constants::{annotation, label as own},
     hotplug::dump_claim,
     names, persistent_state, quantity,
@@ -67,8 +67,8 @@ pub(super) enum Progress {
     Made,
     /// Writes, or nothing but time, bring it further.
     Works(Vec<Effect>),
-    /// Something is missing that may come back.
-    Hindered(String),
+    /// Something is missing that may come back. The writes do not need it.
+    Hindered(String, Vec<Effect>),
     /// It cannot be continued.
     Failed(String),
 }
@@ -196,6 +196,9 @@ fn annotated<'a>(claim: &'a CachedClaim, key: &str) -> Option<&'a String> {
 
 /// Returns true if a claim was deleted to be replaced.
 pub(super) fn is_begun(observed: &Observed) -> bool {
+    if !observed.is_in_place() {
+        return false;
+    }
     let restores = observed.status().restores;
     let claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     let mut claims =
@@ -223,27 +226,14 @@ pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
     own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED)).collect()
 }
 
-/// Returns the state of the claims, and the next writes.
+/// Returns the state of the claims, and the next writes. All snapshots and storage classes must be there before a claim is replaced. A
+/// claim that was deleted already is made whatever else is missing: its content is in the snapshot only.
 pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progress, serde_json::Error> {
     let (mut effects, mut waits) = (Vec::new(), false);
     let restores = observed.status().restores;
-    // All snapshots and storage classes must be there before the first claim is replaced.
-    for restored in &restores {
-        let name = &restored.volume_snapshot_name;
-        let is_made =
-            observed.claims.get(&restored.persistent_volume_claim).is_some_and(|claim| is_own(observed, claim));
-        match observed.volume_snapshots.get(name) {
-            _ if is_made => {}
-            None => return Ok(Progress::Hindered(format!("VolumeSnapshot missing {name}"))),
-            Some(snapshot) if !snapshot.ready => {
-                return Ok(Progress::Hindered(format!("VolumeSnapshot {name} not ready")));
-            }
-            Some(_) => {
-                if let Some(class) = missing_class(observed, source, restored) {
-                    return Ok(Progress::Hindered(format!("StorageClass {class} does not exist")));
-                }
-            }
-        }
+    let missing = restores.iter().find_map(|restored| hindrance(observed, source, restored));
+    if let Some(text) = missing.as_ref().filter(|_| !is_begun(observed)) {
+        return Ok(Progress::Hindered(text.clone(), effects));
     }
     for restored in &restores {
         let name = &restored.persistent_volume_claim;
@@ -256,14 +246,13 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
                 "Bound" => {}
                 _ => waits |= !awaits_consumer(observed, claim),
             },
-            Some(claim) if may_replace(observed, source, restored) => match replace(observed, claim) {
-                Ok(writes) => {
-                    effects.extend(writes);
-                    waits = true;
-                }
-                Err(text) => return Ok(Progress::Hindered(text)),
-            },
+            Some(_) if missing.is_some() => {}
+            Some(claim) if may_replace(observed, source, restored) => {
+                effects.extend(replace(observed, claim));
+                waits = true;
+            }
             Some(_) => return Ok(Progress::Failed(foreign(observed, name))),
+            None if hindrance(observed, source, restored).is_some() => {}
             None => {
                 let Some((backup, _)) = backups(source).find(|(backup, _)| backup.volume_name == restored.volume_name)
                 else {
@@ -275,7 +264,35 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
             }
         }
     }
-    Ok(if waits { Progress::Works(effects) } else { Progress::Made })
+    Ok(match missing {
+        Some(text) => Progress::Hindered(text, effects),
+        None if waits => Progress::Works(effects),
+        None => Progress::Made,
+    })
+}
+
+/// Returns why a claim that is not made yet cannot be made now.
+fn hindrance(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) -> Option<String> {
+    let present = observed.claims.get(&restored.persistent_volume_claim);
+    if present.is_some_and(|claim| is_own(observed, claim)) {
+        return None;
+    }
+    // A claim that CDI made again before it saw the mark is replaced as well.
+    let fills = |claim: &&Arc<CachedClaim>| {
+        claim.populating && claim.metadata.deletion_timestamp.is_none() && !filler(observed, claim).1
+    };
+    if present.filter(fills).is_some_and(|_| may_replace(observed, source, restored)) {
+        return Some(format!("PVC {} is being filled", restored.persistent_volume_claim));
+    }
+    let name = &restored.volume_snapshot_name;
+    match observed.volume_snapshots.get(name) {
+        None => Some(format!("VolumeSnapshot missing {name}")),
+        Some(snapshot) if !snapshot.ready => Some(format!("VolumeSnapshot {name} not ready")),
+        Some(_) => {
+            let class = missing_class(observed, source, restored)?;
+            Some(format!("StorageClass {class} does not exist"))
+        }
+    }
 }
 
 /// Returns the storage class of a restored claim if it does not exist any more: the claim would never be bound.
@@ -321,23 +338,26 @@ fn may_replace(observed: &Observed, source: Source<'_>, restored: &VolumeRestore
     is_original && observed.is_in_place() && is_same_vm(observed, source)
 }
 
-/// Keeps the DataVolume of a claim from filling a new one, marks the claim and deletes it.
-fn replace(observed: &Observed, claim: &CachedClaim) -> Result<Vec<Effect>, String> {
-    let name = claim.metadata.name.as_deref().unwrap_or_default();
-    if claim.metadata.deletion_timestamp.is_some() {
-        return Ok(Vec::new());
-    }
-    let mut effects = Vec::new();
+/// Returns the DataVolume of a claim, and true if it is kept from filling a new one.
+fn filler<'a>(observed: &'a Observed, claim: &CachedClaim) -> (Option<&'a Arc<DataVolume>>, bool) {
     let [(key, restore), _] = marks(observed);
     let volume = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
     let is_marked = volume.and_then(|volume| volume.metadata.annotations.as_ref()).is_some_and(|all| {
         let names_restore = all.get(key).map(String::as_str) == restore.as_str();
         names_restore && all.contains_key(cdi::PRE_POPULATED) && !all.contains_key(annotation::IMPORT)
     });
-    // A claim that CDI made again before it saw the mark is replaced as well.
-    if claim.populating && !is_marked {
-        return Err(format!("PVC {name} is being filled"));
+    (volume, is_marked)
+}
+
+/// Keeps the DataVolume of a claim from filling a new one, marks the claim and deletes it.
+fn replace(observed: &Observed, claim: &CachedClaim) -> Vec<Effect> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Vec::new();
     }
+    let mut effects = Vec::new();
+    let [(key, restore), _] = marks(observed);
+    let (volume, is_marked) = filler(observed, claim);
     if let Some(volume) = volume.filter(|_| !is_marked) {
         // The importer would take back its own mark together with the other one.
         let annotations = json!({cdi::PRE_POPULATED: name, key: restore, annotation::IMPORT: null});
@@ -348,7 +368,7 @@ fn replace(observed: &Observed, claim: &CachedClaim) -> Result<Vec<Effect>, Stri
     let mark = json!({"metadata": {"annotations": {annotation::REPLACED_BY: observed.id(), key: restore}}});
     effects.push(Effect::merge(Kind::Claim, &claim.metadata, mark).refused_as(REFUSED));
     effects.push(Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED));
-    Ok(effects)
+    effects
 }
 
 /// Renders a claim.

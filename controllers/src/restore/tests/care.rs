@@ -197,6 +197,9 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
         (Some(&own()), None, &vm_goes, &ends),
         (Some(&own()), None, &|o| o.vm = None, &ends[1..]),
         (Some(&own()), None, &|o| o.snapshot = None, &ends),
+        // The other one is lost.
+        (Some(&own()), None, &|o| drop(o.volume_snapshots.remove("snap-data")), &shown),
+        (None, None, &|o| drop(o.volume_snapshots.remove("snap-root")), &made),
         (Some(&own()), Some(&own()), &as_is, &ends),
     ] {
         let mut observed = in_place();
