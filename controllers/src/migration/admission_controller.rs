@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::{MigrationPhase, VirtualMachineInstanceMigration, vm::lease};
+use api::{MigrationPhase, VirtualMachineInstanceMigration};
 use daemon::config::ConfigHandle;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{
     admission::{admit, deferred_until, is_admitted},
     backoff,
-    gate::{Gate, View},
+    gate::{Gate, View, awaits_operation},
 };
 use crate::{
     cache::Key,
@@ -18,11 +18,9 @@ use crate::{
         Caches, Resource,
         migrations::{MigrationIndex, vmi_key},
         needs,
-        vms::is_leased,
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Effect, Kind, Needs, Wake},
     setup::Setup,
-    vm_lease,
 };
 
 /// The controller that admits migrations.
@@ -79,9 +77,10 @@ impl Controller for Admissions {
         wake.on_object(&caches.vmis, move |vmi| keys(Some(Key::of(&vmi.metadata))));
         let keys = of_vmi.clone();
         wake.on_object(&caches.pods, move |pod| keys(pod.vmi()));
+        // A migration that waits for the end of an operation leaves its turn to others.
         wake.on(&caches.vms, move |former, present| {
-            let released = former.filter(|vm| is_leased(vm)).and(present).filter(|vm| !is_leased(vm));
-            of_vmi(released.map(|vm| Key::of(&vm.metadata)))
+            let has_changed = former.is_some_and(awaits_operation) != present.is_some_and(awaits_operation);
+            of_vmi(present.or(former).filter(|_| has_changed).map(|vm| Key::of(&vm.metadata)))
         });
     }
 
@@ -97,10 +96,6 @@ impl Controller for Admissions {
             return None;
         }
         let vmi = vmi_key(&migration)?;
-        // It would give its place back at once. The end of the operation wakes it.
-        if caches.vms.get(&vmi).is_some_and(|vm| vm_lease::forbids(&vm, lease::Attempt::Migration).is_some()) {
-            return None;
-        }
         let all = caches.migrations.by(&MigrationIndex::Vmi(vmi));
         let until = deferred_until(&migration).max(backoff::until(&migration, &all));
         let until = until.filter(|until| *until > attempt.now);

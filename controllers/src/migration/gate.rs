@@ -9,8 +9,8 @@ use std::{
 };
 
 use api::{
-    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase, config::Migrations,
-    migration::Priority, owner,
+    MigrationPhase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
+    config::Migrations, migration::Priority, owner, vm::lease::Attempt,
 };
 use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
@@ -26,6 +26,7 @@ use crate::{
         vmis::node_name,
     },
     runtime::Wake,
+    vm_lease,
 };
 
 /// The place of a waiting migration in the queue: the smallest is first.
@@ -138,10 +139,16 @@ pub(super) struct Gate {
     state: Mutex<State>,
 }
 
+/// Returns true if migrations of a VM wait for the end of an operation on its data.
+pub(super) fn awaits_operation(vm: &VirtualMachine) -> bool {
+    vm_lease::forbids(vm, Attempt::Migration).is_some()
+}
+
 /// The caches that the gate follows.
 #[derive(Clone)]
 pub(super) struct View {
     migrations: Arc<Cache<VirtualMachineInstanceMigration>>,
+    vms: Arc<Cache<VirtualMachine>>,
     vmis: Arc<Cache<VirtualMachineInstance>>,
     pods: Arc<Cache<CachedPod>>,
     by_status: bool,
@@ -149,8 +156,8 @@ pub(super) struct View {
 
 impl View {
     pub(super) fn of(caches: &Caches) -> Self {
-        let (migrations, vmis, pods) = (caches.migrations.clone(), caches.vmis.clone(), caches.pods.clone());
-        Self { migrations, vmis, pods, by_status: false }
+        let (migrations, vms) = (caches.migrations.clone(), caches.vms.clone());
+        Self { migrations, vms, vmis: caches.vmis.clone(), pods: caches.pods.clone(), by_status: false }
     }
 
     /// Sets whether the status of a migration says if it is admitted.
@@ -160,7 +167,8 @@ impl View {
 
     fn standing(&self, key: &Key, deferred: Option<Timestamp>, now: Timestamp) -> Option<Standing> {
         let migration = self.migrations.get(key).filter(|migration| !migration.is_final())?;
-        let vmi = vmi_key(&migration).and_then(|key| self.vmis.get(&key))?;
+        let vmi_key = vmi_key(&migration)?;
+        let vmi = self.vmis.get(&vmi_key)?;
         let uid = vmi.metadata.uid.clone().unwrap_or_default();
         let mut pods = self.pods.by(&PodIndex::Controller(uid));
         pods.retain(|pod| owner::is_controlled_by(&pod.metadata, &*vmi));
@@ -173,6 +181,8 @@ impl View {
         if !waits || is_admitted || pods.iter().any(|pod| is_target_of(pod, &migration, &vmi)) {
             return Some(Standing::Running { node });
         }
+        // It would give its place back at once. Without shards it does, and others go first then.
+        let is_held = || self.vms.get(&vmi_key).is_some_and(|vm| awaits_operation(&vm));
         let is_ready = *migration.phase() == MigrationPhase::Pending
             && migration.metadata.deletion_timestamp.is_none()
             && *vmi.phase() == VmiPhase::Running
@@ -180,11 +190,12 @@ impl View {
             && vmi.spec.utility_volumes.is_empty()
             // Another migration, which may have no object any more, is under way or has left a pod.
             && !vmi.is_handed_off()
-            && pods.iter().filter(|pod| !pod.is_down()).count() <= 1;
+            && pods.iter().filter(|pod| !pod.is_down()).count() <= 1
+            && !(self.by_status && is_held());
         if !is_ready {
             return None;
         }
-        let others = vmi_key(&migration).map(|key| self.migrations.by(&MigrationIndex::Vmi(key))).unwrap_or_default();
+        let others = self.migrations.by(&MigrationIndex::Vmi(vmi_key));
         if backoff::until(&migration, &others).is_some_and(|until| until > now) {
             return None;
         }

@@ -194,3 +194,27 @@ fn migration_that_cannot_begin_stops_no_other() {
         assert_eq!(cluster.gate.next_fresh(&limits(1, 2)), [key("other")], "{state}");
     }
 }
+
+#[test]
+fn migration_that_waits_for_an_operation_holds_no_turn_of_its_node() {
+    let mut cluster = Cluster::new(&[("held", "a", "system-critical"), ("other", "a", "")]);
+    let snapshot = json!({"operation": "Snapshot", "name": "s", "uid": "s"});
+    let export = json!({"operation": "Export", "name": "e", "uid": "e"});
+    // An admission by the status; without, the migration gives its place back.
+    for (number, (by_status, operation, next)) in
+        [(true, &snapshot, "other"), (true, &export, "held"), (true, &Value::Null, "held"), (false, &snapshot, "held")]
+            .into_iter()
+            .enumerate()
+    {
+        let vm = json!({
+            "metadata": {"name": "held", "namespace": "d", "uid": "vm", "resourceVersion": (number + 10).to_string()},
+            "spec": {"template": {}}, "status": {"operation": operation},
+        });
+        cluster.caches.vms.observe(serde_json::from_value(vm).unwrap());
+        cluster.view = View::of(&cluster.caches).by_status(by_status);
+        for name in ["held", "other"] {
+            cluster.gate.refresh(&cluster.view, &key(name), now());
+        }
+        assert_eq!(cluster.gate.next_fresh(&limits(5, 1)), [key(next)], "{by_status} {operation}");
+    }
+}
