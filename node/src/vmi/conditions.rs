@@ -1,7 +1,7 @@
 //! The conditions of a VMI that virt-handler writes.
 
 use api::{
-    Condition, VirtualMachineInstance, condition,
+    Condition, StartStrategy, VirtualMachineInstance, condition,
     constants::{
         condition::{GUEST_MEMORY_PLUGGED, GUEST_VCPUS_ONLINE, SOFTWARE_EMULATION},
         reason::{CROSS_ARCHITECTURE_EMULATION, NOT_MIGRATABLE, PAUSED_BY_MIGRATION_MONITOR},
@@ -25,6 +25,8 @@ const SYNCHRONIZED: &str = "Synchronized";
 pub(super) const CREDENTIALS: &str = "AccessCredentialsSynchronized";
 /// Longest message of a launcher.
 const MAX_MESSAGE: usize = 1024;
+/// Reason and message of a pause by a user.
+const PAUSED_BY_USER: (&str, &str) = ("PausedByUser", "VMI was paused by user");
 /// Reason of a pause after an I/O error.
 pub(super) const PAUSED_BY_DISK: &str = "PausedIOError";
 /// Reason of a failed Sync, as in the reference.
@@ -135,7 +137,7 @@ pub(super) fn of_domain(
     report: &LauncherState,
     now: &Time,
 ) {
-    paused(list, report, now);
+    paused(list, report, vmi.spec.start_strategy == Some(StartStrategy::Paused), now);
     let emulated = vmi.spec.is_arm64().then(|| {
         let message = "VM running with software emulation (host=amd64, guest=arm64)";
         Condition::new(SOFTWARE_EMULATION, true, CROSS_ARCHITECTURE_EMULATION, message, now)
@@ -203,8 +205,8 @@ pub(super) fn is_paused(vmi: &VirtualMachineInstance) -> bool {
     vmi.condition(PAUSED).is_some_and(Condition::is_true)
 }
 
-/// Shows a pause with its first reason, and removes the condition when the VMI is not paused.
-fn paused(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
+/// Shows a pause with its first reason, and removes the condition when the VMI is not paused. `starts_paused`: its start strategy.
+fn paused(list: &mut Vec<Condition>, report: &LauncherState, starts_paused: bool, now: &Time) {
     if report.lifecycle() != Lifecycle::Paused {
         condition::remove(list, PAUSED);
         return;
@@ -216,11 +218,14 @@ fn paused(list: &mut Vec<Condition>, report: &LauncherState, now: &Time) {
         .migration
         .as_ref()
         .is_some_and(|moving| moving.step() == MigrationStep::Copying && moving.mode() == MigrationMode::PausedCopy);
+    let is_restored = report.migration.is_none() && report.memory_restore.as_ref().is_some_and(|file| file.ended);
     let (reason, message) = match simplified(&report.reason).as_str() {
         "user" | "migration" if is_stopped_to_move => {
             (PAUSED_BY_MIGRATION_MONITOR, "VMI was paused by the migration monitor")
         }
-        "user" => ("PausedByUser", "VMI was paused by user"),
+        "user" => PAUSED_BY_USER,
+        // libvirt's reason until a guest that continues from saved memory runs.
+        "migration" if starts_paused && is_restored => PAUSED_BY_USER,
         "ioerror" => (PAUSED_BY_DISK, "VMI was paused, low-level IO error detected"),
         _ => return,
     };
@@ -253,7 +258,7 @@ fn migratable(list: &mut Vec<Condition>, vmi: &VirtualMachineInstance, lacks_mig
 
 #[cfg(test)]
 mod tests {
-    use protocol::AccessCredentials;
+    use protocol::{AccessCredentials, MemoryFile};
 
     use super::*;
 
@@ -270,14 +275,33 @@ mod tests {
     #[test]
     fn pause_shows_its_first_reason_and_goes_with_the_pause() {
         let mut list = Vec::new();
-        paused(&mut list, &state(Lifecycle::Paused, "IOERROR"), &at(1));
+        paused(&mut list, &state(Lifecycle::Paused, "IOERROR"), false, &at(1));
         assert_eq!(list[0].reason.as_deref(), Some("PausedIOError"));
-        paused(&mut list, &state(Lifecycle::Paused, "user"), &at(2));
+        paused(&mut list, &state(Lifecycle::Paused, "user"), false, &at(2));
         assert_eq!(list[0].reason.as_deref(), Some("PausedIOError"));
-        paused(&mut list, &state(Lifecycle::Running, "unpaused"), &at(3));
+        paused(&mut list, &state(Lifecycle::Running, "unpaused"), false, &at(3));
         assert!(list.is_empty());
-        paused(&mut list, &state(Lifecycle::Paused, "starting-up"), &at(4));
+        paused(&mut list, &state(Lifecycle::Paused, "starting-up"), false, &at(4));
         assert!(list.is_empty(), "a pause during the start is not shown");
+    }
+
+    #[test]
+    fn guest_that_continues_from_saved_memory_without_running_is_paused() {
+        // Start strategy, its memory is restored, a migration; the condition is shown.
+        for (starts_paused, ended, moves, is_shown) in [
+            (true, true, false, true),
+            (true, false, false, false),
+            (false, true, false, false),
+            // It is about to run at the other end.
+            (true, true, true, false),
+        ] {
+            let mut report = state(Lifecycle::Paused, "migration");
+            report.memory_restore = Some(MemoryFile { ended, ..MemoryFile::default() });
+            report.migration = moves.then(Default::default);
+            let mut list = Vec::new();
+            paused(&mut list, &report, starts_paused, &at(1));
+            assert_eq!(list.len(), usize::from(is_shown), "{starts_paused} {ended} {moves}");
+        }
     }
 
     fn agent(commands: &[&[&str]]) -> GuestAgent {
