@@ -1,8 +1,8 @@
 //! `virtualmachineinstances/unpause`: resumes the vCPUs of a paused VMI.
 
 use api::{
-    VirtualMachine, VirtualMachineInstance, VmOperation, constants::condition, subresources::PauseOptions,
-    vm::lease::Attempt,
+    SavedMemoryPhase, VirtualMachine, VirtualMachineInstance, VmOperation, constants::condition,
+    subresources::PauseOptions, vm::lease::Attempt,
 };
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
@@ -25,10 +25,15 @@ pub(super) static SPECIFICATION: Specification = Specification {
 };
 
 /// Rejects a VMI whose VM has an operation in progress that needs it paused. A VMI may have no VM.
-fn check_vm(vm: Option<&VirtualMachine>) -> Result<(), ApiError> {
+fn check_vm(vm: Option<&VirtualMachine>, vmi: Option<&VirtualMachineInstance>) -> Result<(), ApiError> {
     let Some(vm) = vm else { return Ok(()) };
     let Some(lease) = vm.status.as_ref().and_then(|status| status.forbids(Attempt::Unpause)) else { return Ok(()) };
+    let memory = vmi.and_then(|vmi| vmi.status.as_ref()?.hibernation.as_ref());
     let text = match lease.operation {
+        // The VM shows it a moment later.
+        VmOperation::Hibernation if memory.is_some_and(|memory| memory.phase == SavedMemoryPhase::Restored) => {
+            return Ok(());
+        }
         // Clients know this text.
         VmOperation::Snapshot => "VM snapshot is in progress".to_owned(),
         _ => format!("cannot unpause the guest: {}", lease.holder()),
@@ -47,8 +52,9 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
 
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let (_, dry_run) = call.options_with_dry_run::<PauseOptions>(request).await?;
-    check_vm(call.vm_opt().await?.as_ref())?;
-    let vmi = call.vmi().await?;
+    let (vm, vmi) = (call.vm_opt().await?, call.vmi().await);
+    check_vm(vm.as_ref(), vmi.as_ref().ok())?;
+    let vmi = vmi?;
     let node = decide(&vmi)?;
     if dry_run { Ok(empty_response(StatusCode::OK)) } else { call.act(node, "unpause", Bytes::new()).await }
 }
@@ -65,7 +71,7 @@ mod tests {
         assert_eq!(decide(&with_conditions(&["Paused"])), Ok("node1"));
         assert_eq!(decide(&in_phase("Running")), testing::conflict("VMI is not paused"));
         assert_eq!(decide(&in_phase("Failed")), testing::conflict("VMI is not running"));
-        assert_eq!(check_vm(None), Ok(()));
+        assert_eq!(check_vm(None, None), Ok(()));
         let vm = |status: Value| -> VirtualMachine {
             serde_json::from_value(json!({
                 "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "vm"},
@@ -73,7 +79,7 @@ mod tests {
             }))
             .unwrap()
         };
-        assert_eq!(check_vm(Some(&vm(json!({})))), Ok(()));
+        assert_eq!(check_vm(Some(&vm(json!({}))), None), Ok(()));
         for (operation, text) in [
             ("Snapshot", Some("VM snapshot is in progress")),
             ("Hibernation", Some("cannot unpause the guest: hibernation \"o\" in progress")),
@@ -81,7 +87,14 @@ mod tests {
         ] {
             let held = vm(json!({"operation": {"operation": operation, "name": "o", "uid": "u"}}));
             let expected = text.map_or(Ok(()), |text| Err(ApiError::conflict(Kind::VirtualMachine, "vm", text)));
-            assert_eq!(check_vm(Some(&held)), expected, "{operation}");
+            assert_eq!(check_vm(Some(&held), None), expected, "{operation}");
+        }
+        // Its VM has not recorded yet that the memory was restored.
+        let resuming = vm(json!({"operation": {"operation": "Hibernation", "name": "o", "uid": "u"}}));
+        for (phase, is_permitted) in [("Restoring", false), ("Restored", true)] {
+            let memory = json!({"claimName": "c", "fileName": "f", "phase": phase});
+            let vmi = testing::vmi(json!({"domain": {"devices": {}}}), json!({"hibernation": memory}));
+            assert_eq!(check_vm(Some(&resuming), Some(&vmi)).is_ok(), is_permitted, "{phase}");
         }
     }
 }
