@@ -137,7 +137,8 @@ impl Observed {
         annotations.and_then(|all| all.get(annotation::LAST_RESTORE)).is_some_and(|id| *id == self.id())
     }
 
-    /// Returns the release of the lease, if the restore holds it. A memory dump is no state that a snapshot restores.
+    /// Returns the release of the lease, if the restore holds it. A memory dump is no state that a snapshot restores. A hibernation whose
+    /// claim is still to be deleted stays.
     fn release(&self, forgets_dump: bool) -> Result<Option<Effect>, serde_json::Error> {
         let Some(vm) = self.vm.as_deref() else { return Ok(None) };
         let mut wanted = vm.clone();
@@ -148,7 +149,7 @@ impl Observed {
         status.release(self.restore.metadata.uid.as_deref().unwrap_or_default());
         if forgets_dump {
             status.memory_dump_request = None;
-            status.hibernation = None;
+            status.hibernation.take_if(|known| known.claim_name.is_empty());
         }
         Effect::change(Kind::VirtualMachine, vm, &wanted, Some("status"))
     }

@@ -40,6 +40,20 @@ fn restored_vm_loses_its_former_disks_and_the_lease() {
 }
 
 #[test]
+fn hibernation_is_not_forgotten_before_its_claim_is_deleted() {
+    for (claim, stays) in [("", false), ("hibernation-of-v", true)] {
+        let mut observed = done();
+        observed.vm = Some(vm(&json!({
+            "metadata": {"annotations": {"restore.kubevirt.io/lastRestoreUID": ID}},
+            "status": {"hibernation": {"phase": "Removing", "claimName": claim, "ownsClaim": true}},
+        })));
+        let status = patch(&observed, Kind::VirtualMachine, Some("status"))["status"].clone();
+        assert_eq!(status.get("operation"), Some(&Value::Null));
+        assert_eq!(status.get("hibernation").is_none(), stays, "{claim:?}");
+    }
+}
+
+#[test]
 fn restored_state_replaces_the_former_one() {
     let mut observed = done();
     let mut status = named();
