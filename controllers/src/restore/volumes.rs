@@ -31,7 +31,7 @@ use serde_json::json;
 use super::{Observed, REFUSED, Source, marks};
 use crate::{
     resources::{
-        claims::CachedClaim,
+        claims::{CachedClaim, claim_name},
         vms::{claim_names, templated},
     },
     runtime::{Effect, Kind},
@@ -113,8 +113,10 @@ pub(super) fn named(observed: &Observed, source: Source<'_>) -> Result<Named, St
     }
     let mut spec = source.vm.spec.clone().unwrap_or_default();
     rename(&mut spec, &restores);
-    let kept: Vec<&str> =
-        spec.data_volume_templates.iter().filter_map(|known| known.metadata.name.as_deref()).collect();
+    let templates = spec.data_volume_templates.iter().filter_map(|known| known.metadata.name.as_deref());
+    // Also that of a disk that the snapshot does not have.
+    let volumes = spec.template.spec.iter().flat_map(|spec| &spec.volumes).filter_map(claim_name);
+    let kept: Vec<&str> = templates.chain(volumes).collect();
     let former = observed.vm.iter().flat_map(|vm| templated(vm));
     let deleted = former.filter(|name| !kept.contains(name)).map(str::to_owned).collect();
     Ok(Named { restores, deleted })

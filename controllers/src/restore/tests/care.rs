@@ -163,6 +163,19 @@ fn only_present_disks_of_the_vm_alone_are_replaced() {
 }
 
 #[test]
+fn data_volume_of_a_disk_without_a_snapshot_stays() {
+    let mut observed = observed(&json!({}));
+    let mut content = (**observed.content.as_ref().unwrap()).clone();
+    content.spec.volume_backups.retain(|backup| backup.volume_name != "root");
+    // The template was added later.
+    content.spec.source.virtual_machine.as_mut().unwrap().spec.as_mut().unwrap().data_volume_templates.clear();
+    observed.content = Some(Arc::new(content));
+    let status = patch(&observed, Kind::VmRestore, Some("status"))["status"].clone();
+    assert_eq!(status["restores"].as_array().unwrap().len(), 1);
+    assert!(status["deletedDataVolumes"].as_array().is_none_or(Vec::is_empty), "{status}");
+}
+
+#[test]
 fn deleted_restore_makes_the_claims_that_it_has_deleted() {
     let replaced = json!({"metadata": {"annotations": {"ferrovirt.io/replaced-by-restore": ID}}});
     let going = json!({"metadata": {
