@@ -179,7 +179,12 @@ fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
     }
     decision.wake(RETRY);
     if let Some(refusal) = source::refusal(observed, vm, decision) {
-        return if refusal.trim().is_empty() { Stage::New } else { Stage::NotLocked(refusal) };
+        if refusal.trim().is_empty() {
+            return Stage::New;
+        }
+        // The finalizer was refused after the lease was taken.
+        decision.effects.extend(release(vm, snapshot.metadata.uid.as_deref().unwrap_or_default()));
+        return Stage::NotLocked(refusal);
     }
     match vm_lease::take(vm, VmOperation::Snapshot, &snapshot.metadata, &Time(observed.now)) {
         Ok(effects) => {

@@ -383,3 +383,18 @@ fn snapshot_stays_while_its_content_is_the_only_one() {
         assert_eq!(shown(&decide(&observed).unwrap().effects), effects);
     }
 }
+
+#[test]
+fn snapshot_that_cannot_lock_its_vm_holds_no_lease() {
+    // Without the finalizer, which was refused.
+    let leased = vm(&json!({"status": {
+        "operation": {"operation": "Snapshot", "name": "s", "uid": "u"}, "snapshotInProgress": "s",
+    }}));
+    for (users, is_released) in [(&["pod"][..], true), (&[], false)] {
+        let mut observed = observed(snapshot(&json!({})), Some(leased.clone()), None);
+        observed.volumes = vec![volume(&json!({}), users)];
+        let effects = decide(&observed).unwrap().effects;
+        let found = shown(&effects).contains(&"status VirtualMachine".to_owned());
+        assert_eq!(found, is_released, "{users:?}: {effects:?}");
+    }
+}
