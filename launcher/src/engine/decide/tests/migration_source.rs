@@ -180,6 +180,18 @@ fn a_guest_paused_by_the_user_stays_paused() {
 }
 
 #[test]
+fn a_guest_that_continues_from_saved_memory_without_running_stays_paused() {
+    let mut table = Table::live();
+    table.state.base.published.memory_restore = Some(protocol::MemoryFile::default());
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Paused, "migration"));
+    migrate(&mut table, options("a"));
+    table.take(to_out(JobInput::MigrationOpened(Ok(()))));
+    table.take(to_out(JobInput::Migrated(failed("no"))));
+    assert_eq!(table.take(read(Lifecycle::Paused, "migration")), ["attend", "save migration"]);
+}
+
+#[test]
 fn the_guest_runs_again_after_a_failure() {
     let mut table = copying(options("a"));
     assert_eq!(table.take(to_out(JobInput::Migrated(failed("broken")))), ["read"]);

@@ -151,7 +151,10 @@ impl MigrationSource {
             return Ok(None);
         }
         let copied = copied_disks(&base.active, &base.own_images, &request.copied_volumes)?;
-        let was_paused = lifecycle == Lifecycle::Paused && base.published.reason == "user";
+        let published = &base.published;
+        // libvirt's reason until a guest that continues from saved memory runs.
+        let is_restored = published.reason == "migration" && published.memory_restore.is_some();
+        let was_paused = lifecycle == Lifecycle::Paused && (published.reason == "user" || is_restored);
         tracing::info!(migration = request.migration, disks = ?copied, "moving the domain to another launcher");
         let report = base.new_report(&request.migration, MigrationStep::Copying);
         let record = Box::new(MigrationRecord::of(&report, MigrationEnd::Source, was_paused));
