@@ -34,10 +34,10 @@ const WRITE: &str = "8002 0000002b 00000137 40000001 01800001 PASSWORD 0008 6b65
 const READ: &str = "8002 00000023 0000014e 40000001 01800001 PASSWORD 0008 0000";
 /// Content of the index in the answer to [`READ`].
 const KEPT: &str = "00086b6570742d343221";
-/// A variable of UEFI, with its attributes before the content.
-const VARIABLE: &str = "/sys/firmware/efi/efivars/Kept-7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01";
-/// A variable that is written after a snapshot.
-const LATER: &str = "/sys/firmware/efi/efivars/Late-7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01";
+/// Directory of the variables of UEFI, each a file with its attributes before the content.
+const VARIABLES: &str = "/sys/firmware/efi/efivars";
+/// Vendor of the variables of the stories.
+const VENDOR: &str = "7a61e2b4-0c2f-4a5e-9d1b-5f1c3a7e9b01";
 /// Mounts the variables, unless they are. A guest that has moved still has them.
 const MOUNT: &str = "{ grep -q ' efivarfs ' /proc/mounts || \
      { modprobe efivarfs && mount -t efivarfs none /sys/firmware/efi/efivars; }; }";
@@ -50,7 +50,7 @@ async fn tpm(console: &mut Console, command: &str) -> Result<String> {
 }
 
 /// Writes the index of the TPM.
-pub(crate) async fn write_index(console: &mut Console) -> Result<()> {
+async fn write_index(console: &mut Console) -> Result<()> {
     for command in [DEFINE, WRITE] {
         let answer = tpm(console, command).await?;
         ensure!(answer.get(12..20) == Some("00000000"), "the TPM refuses {command}: {answer}");
@@ -59,24 +59,39 @@ pub(crate) async fn write_index(console: &mut Console) -> Result<()> {
 }
 
 /// Checks that the TPM has the index with its content, or not.
-pub(crate) async fn has_index(console: &mut Console, expected: bool) -> Result<()> {
+async fn has_index(console: &mut Console, expected: bool) -> Result<()> {
     let answer = tpm(console, READ).await?;
     ensure!(answer.contains(KEPT) == expected, "the index of the TPM: {answer}");
     Ok(())
 }
 
-/// Writes the index of the TPM and the variable of UEFI.
-async fn write_state(console: &mut Console) -> Result<()> {
-    write_index(console).await?;
-    run(console, &format!("{MOUNT} && printf '\\7\\0\\0\\0kept-%s' $((40+2)) >{VARIABLE}")).await.map(drop)
+/// Makes a variable of UEFI. The kernel lets nobody write one of an unknown vendor again.
+pub(crate) async fn write_variable(console: &mut Console, name: &str) -> Result<()> {
+    let write = format!("{MOUNT} && printf '\\7\\0\\0\\0kept-%s' $((40+2)) >{VARIABLES}/{name}-{VENDOR}");
+    run(console, &write).await.map(drop)
 }
 
-/// Logs in to the guest and checks that it has what [`write_state`] wrote.
-async fn has_state(s: &Story) -> Result<()> {
-    let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
+/// Checks that UEFI has the variable with its content, or not.
+async fn has_variable(console: &mut Console, name: &str, expected: bool) -> Result<()> {
+    let read =
+        format!("{MOUNT} && if [ -e {VARIABLES}/{name}-{VENDOR} ]; then tail -c 7 {VARIABLES}/{name}-{VENDOR}; fi");
+    let kept = run(console, &read).await?;
+    let wanted = if expected { "kept-42" } else { "" };
+    ensure!(kept == wanted, "variable {name} of UEFI: {kept:?}");
+    Ok(())
+}
+
+/// Writes the index of the TPM and the variable `Kept` of UEFI.
+pub(crate) async fn write_state(console: &mut Console) -> Result<()> {
+    write_index(console).await?;
+    write_variable(console, "Kept").await
+}
+
+/// Logs in to the guest and checks that it has the index of the TPM and a variable of UEFI.
+pub(crate) async fn has_state(s: &Story, vm: &str, variable: &str) -> Result<()> {
+    let mut console = s.reopen_console(vm, "root", "ferrovirt").await?;
     has_index(&mut console, true).await?;
-    let kept = run(&mut console, &format!("{MOUNT} && tail -c 7 {VARIABLE}")).await?;
-    ensure!(kept == "kept-42", "the variable of UEFI: {kept:?}");
+    has_variable(&mut console, variable, true).await?;
     console.leave().await
 }
 
@@ -122,7 +137,8 @@ async fn no_claims(s: &Story, vm: &str) -> Result<()> {
     }
 }
 
-async fn restart(s: &Story, vm: &str) -> Result<()> {
+/// Stops a VM and starts it again.
+pub(crate) async fn restart(s: &Story, vm: &str) -> Result<()> {
     s.virt(&["stop", vm]).await?;
     s.wait_gone("vmi", vm, MINUTES).await?;
     start(s, vm).await?;
@@ -137,14 +153,14 @@ async fn start(s: &Story, vm: &str) -> Result<()> {
 }
 
 /// Returns a VM with TPM and secure boot that keeps the state of both or of neither, and can migrate.
-fn secure_vm(persistent: bool) -> String {
+pub(crate) fn secure_vm(name: &str, run_strategy: &str, persistent: bool) -> String {
     format!(
         "
 apiVersion: kubevirt.io/v1
 kind: VirtualMachine
-metadata: {{name: box}}
+metadata: {{name: {name}}}
 spec:
-  runStrategy: Manual
+  runStrategy: {run_strategy}
   template:
     spec:
       terminationGracePeriodSeconds: 0
@@ -169,7 +185,7 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
         if own_cluster()?.is_none() {
             return skip("a default storage class");
         }
-        s.apply(&secure_vm(true)).await?;
+        s.apply(&secure_vm("box", "Manual", true)).await?;
         start(s, "box").await?;
         s.wait_running("box").await?;
         let claim = claim_of(s, "box").await?;
@@ -180,12 +196,12 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
 
         restart(s, "box").await?;
         ensure!(claim_of(s, "box").await? == claim, "the VM has another claim after its restart");
-        has_state(s).await?;
+        has_state(s, "box", "Kept").await?;
 
         // A TPM that is not kept is a new one at each start, and the claim is of no more use.
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", MINUTES).await?;
-        s.apply(&secure_vm(false)).await?;
+        s.apply(&secure_vm("box", "Manual", false)).await?;
         start(s, "box").await?;
         s.wait_running("box").await?;
         let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
@@ -195,7 +211,7 @@ fn tpm_and_uefi_variables_outlive_the_pod_and_go_with_the_vm() {
 
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", MINUTES).await?;
-        s.apply(&secure_vm(true)).await?;
+        s.apply(&secure_vm("box", "Manual", true)).await?;
         start(s, "box").await?;
         s.wait_running("box").await?;
         claim_of(s, "box").await?;
@@ -210,12 +226,12 @@ fn restored_vm_has_the_tpm_and_the_uefi_variables_of_its_snapshot() {
 }
 
 async fn restored(s: &Story) -> Result<()> {
-    s.apply(&secure_vm(true)).await?;
+    s.apply(&secure_vm("box", "Manual", true)).await?;
     start(s, "box").await?;
     s.wait_running("box").await?;
     let mut console = s.console("box")?;
     console.login("root", "ferrovirt").await?;
-    run(&mut console, &format!("{MOUNT} && printf '\\7\\0\\0\\0kept-42' >{VARIABLE}")).await?;
+    write_variable(&mut console, "Kept").await?;
     console.leave().await?;
     s.virt(&["stop", "box"]).await?;
     s.wait_gone("vmi", "box", MINUTES).await?;
@@ -229,7 +245,7 @@ async fn restored(s: &Story) -> Result<()> {
     let former = claim_of(s, "box").await?;
     let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
     write_index(&mut console).await?;
-    run(&mut console, &format!("{MOUNT} && printf '\\7\\0\\0\\0late' >{LATER}")).await?;
+    write_variable(&mut console, "Late").await?;
     console.leave().await?;
     s.virt(&["restore", "box", "s", "--name=back", "--stop", "--wait"]).await?;
     s.wait_gone("PersistentVolumeClaim", &former, MINUTES).await?;
@@ -239,8 +255,8 @@ async fn restored(s: &Story) -> Result<()> {
     ensure!(claim.starts_with("restore-"), "the VM has its state in claim {claim}");
     let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
     has_index(&mut console, false).await?;
-    let kept = run(&mut console, &format!("{MOUNT} && tail -c 7 {VARIABLE} && [ ! -e {LATER} ]")).await?;
-    ensure!(kept == "kept-42", "the variable of UEFI: {kept:?}");
+    has_variable(&mut console, "Kept", true).await?;
+    has_variable(&mut console, "Late", false).await?;
     console.leave().await?;
     s.delete("vm", "box").await?;
     no_claims(s, "box").await
@@ -252,7 +268,7 @@ fn state_moves_to_a_claim_of_the_target_with_the_vm() {
         if own_cluster()?.is_none() || two_nodes(s).await?.is_none() {
             return skip("a default storage class and two nodes");
         }
-        s.apply(&secure_vm(true)).await?;
+        s.apply(&secure_vm("box", "Manual", true)).await?;
         start(s, "box").await?;
         s.wait_running("box").await?;
         let mut console = s.console("box")?;
@@ -267,11 +283,11 @@ fn state_moves_to_a_claim_of_the_target_with_the_vm() {
             // Kubernetes protects it while the ended pod of the source exists.
             let is_ending = |claim: &Value| !claim["metadata"]["deletionTimestamp"].is_null();
             s.wait("PersistentVolumeClaim", &claim, "be deleted", MINUTES, is_ending).await?;
-            has_state(s).await?;
+            has_state(s, "box", "Kept").await?;
             claim = next;
         }
         restart(s, "box").await?;
-        has_state(s).await?;
+        has_state(s, "box", "Kept").await?;
         ensure!(claim_of(s, "box").await? == claim, "the VM has another claim after its restart");
         s.delete("vm", "box").await?;
         no_claims(s, "box").await
@@ -296,7 +312,7 @@ async fn moved_with_shared_claim(s: &Story) -> Result<()> {
     // The label makes it the claim of the VM.
     let label = Patch::Merge(json!({"metadata": {"labels": {LABEL: "box"}}}));
     s.api("PersistentVolumeClaim").patch("shared", &PatchParams::default(), &label).await?;
-    s.apply(&secure_vm(true)).await?;
+    s.apply(&secure_vm("box", "Manual", true)).await?;
     start(s, "box").await?;
     s.wait_running("box").await?;
     ensure!(claim_of(s, "box").await? == "shared", "the VM does not use the claim with its label");
@@ -308,10 +324,10 @@ async fn moved_with_shared_claim(s: &Story) -> Result<()> {
     let state = &after["status"]["migrationState"];
     ensure!(state["targetPersistentStatePVCName"] == "shared", "{state}");
     ensure!(claim_of(s, "box").await? == "shared", "the VM has another claim after its migration");
-    has_state(s).await?;
+    has_state(s, "box", "Kept").await?;
     // The firmware that has moved reads its memory: only another start shows that the claim has the variables.
     restart(s, "box").await?;
-    has_state(s).await?;
+    has_state(s, "box", "Kept").await?;
     // Made by a user, it outlives the VM.
     s.delete("vm", "box").await?;
     s.get("PersistentVolumeClaim", "shared").await.map(drop).context("the claim of a user")
@@ -332,7 +348,7 @@ spec:
 ",
         )
         .await?;
-        s.apply(&secure_vm(true)).await?;
+        s.apply(&secure_vm("box", "Manual", true)).await?;
         start(s, "box").await?;
         let reason = |vmi: &Value| {
             condition(vmi, "Synchronized").is_some_and(|shown| {

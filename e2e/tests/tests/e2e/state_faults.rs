@@ -1,4 +1,4 @@
-//! Processes that are killed while a VM with a TPM runs and migrates. What the TPM keeps is there afterwards.
+//! Processes that are killed while a VM with a TPM and UEFI runs and migrates. What both keep is there afterwards.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{
     Story, own_cluster, skip,
     storage::{Backing, Storage},
-    story, story_alone, story_large,
+    story_alone, story_large,
 };
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::{
     live_resize::{condition, run},
     moves::{console, two_nodes, vm},
     rows::chosen,
-    state::{has_index, write_index},
+    state::{has_state, secure_vm, write_state},
 };
 
 const MINUTES: Duration = Duration::from_secs(150);
@@ -51,23 +51,18 @@ fn table_has_twenty_five_rows() {
     assert_eq!(migration_rows(VICTIMS, exists).len(), 25);
 }
 
-/// Adds a TPM to the VM of [`vm`].
-fn with_tpm(vm: &str, tpm: &str) -> String {
-    vm.replace("devices: {interfaces", &format!("devices: {{tpm: {tpm}, interfaces"))
-}
-
-/// Starts the VM of the rows, whose TPM has the index.
+/// Starts the VM of the rows, which has the index of the TPM and the variable `Kept` of UEFI.
 async fn start(s: &Story) -> Result<()> {
-    s.apply(&with_tpm(&vm(GUEST, "Always"), "{persistent: true}")).await?;
+    s.apply(&secure_vm(GUEST, "Always", true)).await?;
     s.wait_running(GUEST).await?;
     let mut guest = console(s, GUEST).await?;
-    write_index(&mut guest).await?;
+    write_state(&mut guest).await?;
     guest.leave().await
 }
 
 #[test]
 fn guest_ends_with_its_tpm_emulator_and_its_vm_starts_again_with_the_state() {
-    story("state-emulator", async |s| {
+    story_large("state-emulator", async |s| {
         if own_cluster()?.is_none() {
             return skip("a default storage class");
         }
@@ -76,13 +71,11 @@ fn guest_ends_with_its_tpm_emulator_and_its_vm_starts_again_with_the_state() {
         let pod = s.launcher_pod(GUEST).await?;
         s.kill_in_launcher(pod["metadata"]["name"].as_str().context("pod without name")?, "swtpm").await?;
         started_again(s, &former).await?;
-        let mut guest = console(s, GUEST).await?;
-        has_index(&mut guest, true).await?;
-        guest.leave().await?;
+        has_state(s, GUEST, "Kept").await?;
         s.delete("vm", GUEST).await?;
 
         // One that starts once shows why it has ended.
-        s.apply(&with_tpm(&vm("once", "Once"), "{}")).await?;
+        s.apply(&vm("once", "Once").replace("devices: {interfaces", "devices: {tpm: {}, interfaces")).await?;
         s.wait_running("once").await?;
         let pod = s.launcher_pod("once").await?;
         s.kill_in_launcher(pod["metadata"]["name"].as_str().context("pod without name")?, "swtpm").await?;
@@ -102,7 +95,7 @@ fn state_is_there_whatever_is_killed_while_it_moves_to_another_claim() {
         }
         start(s).await?;
         let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-        run_migrations(s, &nodes, rows, Has::Tpm, |_| json!({"bandwidthPerMigration": "24Mi"})).await?;
+        run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "24Mi"})).await?;
         s.delete("vm", GUEST).await
     });
 }
@@ -117,7 +110,7 @@ fn state_is_there_whatever_is_killed_while_its_vm_moves_in_a_shared_claim() {
             s.api("PersistentVolumeClaim").patch("shared", &PatchParams::default(), &label).await?;
             start(s).await?;
             let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-            run_migrations(s, &nodes, rows, Has::Tpm, |_| json!({"bandwidthPerMigration": "24Mi"})).await
+            run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "24Mi"})).await
         });
         outcome.await
     });

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     live_resize::{condition, run},
     moves::{CHANGE_MEMORY, alone, begin, console, ended, has_ended, with_policy},
-    state::has_index,
+    state::{has_state, restart, write_variable},
     virt_handlers,
     witness::{Witness, write_alone, written},
 };
@@ -85,8 +85,8 @@ pub(crate) enum Has {
     Nothing,
     /// The disk of [`prepare`].
     Disk,
-    /// A TPM with the index of [`write_index`](crate::state::write_index).
-    Tpm,
+    /// A TPM and UEFI with the state of [`write_state`](crate::state::write_state), and a further variable in each row.
+    State,
 }
 
 /// Runs rows between two nodes, each with the policy for its phase.
@@ -97,12 +97,16 @@ pub(crate) async fn run_migrations(
     has: Has,
     policy: impl Fn(During) -> Value,
 ) -> Result<()> {
-    let mut faults = Migrations { migration: String::new(), has, seen: None, handlers: vec![] };
-    for row in rows {
+    let mut faults = Migrations { migration: String::new(), has, seen: None, variables: 0, handlers: vec![] };
+    let count = rows.len();
+    for (number, row) in (1..).zip(rows) {
         let mut attempts = 0;
         while !faults.run(s, nodes, row, policy(row.phase.change)).await.with_context(|| row.to_string())? {
             attempts += 1;
             ensure!(attempts < ATTEMPTS, "{row}: missed {attempts} times");
+        }
+        if has == Has::State && (row.phase.change == During::Switchover || number == count) {
+            faults.starts_with_state(s).await.with_context(|| format!("start after {row}"))?;
         }
     }
     Ok(())
@@ -114,6 +118,8 @@ struct Migrations {
     has: Has,
     /// The witness, and the number of its records on the disk.
     seen: Option<(Witness, u64)>,
+    /// Number of the variables of UEFI that the rows have made. The last one has it as its name.
+    variables: usize,
     /// Restarts of virt-handlers before a node is lost.
     handlers: Vec<(Option<String>, i32)>,
 }
@@ -129,6 +135,18 @@ impl Migrations {
         source.leave().await?;
         target.leave().await?;
         outcome
+    }
+
+    /// Returns the name of the last variable of UEFI.
+    fn variable(&self) -> String {
+        format!("Kept{}", self.variables)
+    }
+
+    /// Starts the VM again, and checks its state. The firmware of a guest that has moved reads its memory: only another start shows that
+    /// the claim has the variables.
+    async fn starts_with_state(&self, s: &Story) -> Result<()> {
+        restart(s, GUEST).await?;
+        has_state(s, GUEST, &self.variable()).await
     }
 
     /// Waits until the target has given the guest up in post-copy, and another one runs.
@@ -273,11 +291,7 @@ impl Faults for Migrations {
         one_lives(s, [ends.source, ends.target]).await?;
         match self.has {
             Has::Disk if self.is_lost(row) => prepare(s).await?,
-            Has::Tpm => {
-                let mut guest = console(s, GUEST).await?;
-                has_index(&mut guest, true).await?;
-                guest.leave().await?;
-            }
+            Has::State => has_state(s, GUEST, &self.variable()).await?,
             Has::Disk | Has::Nothing => {}
         }
         let unmarked = |vmi: &Value| vmi["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"].is_null();
@@ -292,8 +306,13 @@ impl Faults for Migrations {
     }
 
     async fn look(&mut self, guest: &mut Console) -> Result<()> {
-        if self.has == Has::Disk {
-            self.seen = Some((Witness::look(guest).await?, written(guest, 0).await?));
+        match self.has {
+            Has::Nothing => {}
+            Has::Disk => self.seen = Some((Witness::look(guest).await?, written(guest, 0).await?)),
+            Has::State => {
+                self.variables += 1;
+                write_variable(guest, &self.variable()).await?;
+            }
         }
         Ok(())
     }
