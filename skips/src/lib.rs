@@ -37,7 +37,7 @@ pub const ACCEPTED: &[(&str, &str)] = &[
     ("a node with a processor of another vendor", "the processor of the host can be that of the node in a VM"),
     (
         "a node with huge pages and a static CPU manager",
-        "it needs a cluster of its own: `FERROVIRT_STATIC_CPUS=node-2 make up`",
+        "it needs a cluster of its own: `FERROVIRT_STATIC_CPUS=node-1,node-2 make up`, where the guest also migrates",
     ),
     ("a node whose kernel can merge pages, and does not", "merging belongs to the host, which can have it on already"),
     ("foreign cluster: audit log", "only the test cluster writes an audit log to a file of this host"),

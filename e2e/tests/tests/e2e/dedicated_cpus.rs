@@ -59,7 +59,7 @@ async fn set_gates(s: &Story, gates: &Value) -> Result<()> {
 }
 
 /// Returns the nodes whose kubelets have a static CPU manager.
-async fn static_nodes(s: &Story) -> Result<Vec<String>> {
+pub(crate) async fn static_nodes(s: &Story) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for node in s.cluster_api("Node").list(&ListParams::default()).await?.items {
         if state(s, &node.name_any()).await?["policyName"] == "static" {
@@ -76,7 +76,7 @@ async fn state(s: &Story, node: &str) -> Result<Value> {
 }
 
 /// Waits for the label of a node with a static CPU manager.
-async fn label(s: &Story, node: &str) -> Result<()> {
+pub(crate) async fn label(s: &Story, node: &str) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let found = s.cluster_api("Node").get(node).await?;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story_alone};
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::{
+    dedicated_cpus::{label, static_nodes},
     live_resize::{condition, run},
     moves::{self, MINUTES, console, migrate},
     witness::Witness,
@@ -104,39 +105,46 @@ fn guest_in_huge_pages_runs_and_moves() {
 #[test]
 fn guest_sees_the_numa_node_of_its_cpus() {
     story_alone("numa", async |s| {
-        let nodes = s.cluster_api("Node");
-        let labelled = ListParams::default().labels("kubevirt.io/cpumanager=true");
-        let pinning = nodes.list(&labelled).await?.items.into_iter().filter_map(|node| node.metadata.name);
-        let pinning: Vec<String> = pinning.collect();
-        let nodes: Vec<String> = nodes_with_pages(s, 128).await?;
-        let nodes = nodes.into_iter().filter(|node| pinning.contains(node)).count();
-        if nodes == 0 {
+        let mut nodes = nodes_with_pages(s, 128).await?;
+        let pinning = static_nodes(s).await?;
+        nodes.retain(|node| pinning.contains(node));
+        if nodes.is_empty() {
             return skip("a node with huge pages and a static CPU manager");
         }
-        let memory = "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}\n        \
-                      cpu: {cores: 1, dedicatedCpuPlacement: true, numa: {guestMappingPassthrough: {}}}";
-        s.apply(&vm("box", memory)).await?;
-        s.wait_running("box").await?;
-        let pod = s.launcher_pod("box").await?;
-        let profile = &pod["spec"]["securityContext"]["seccompProfile"]["localhostProfile"];
-        ensure!(profile == "ferrovirt/numa.json", "the profile of the pod is {profile}");
-        is_mapped(s).await?;
-        let mut guest = console(s, "box").await?;
-        let seen =
-            run(&mut guest, "cat /sys/devices/system/node/online /sys/devices/system/node/node0/cpulist").await?;
-        ensure!(seen.split_whitespace().collect::<Vec<_>>() == ["0", "0"], "the guest sees nodes and CPUs {seen}");
-        if nodes > 1 {
-            let witness = Witness::start(&mut guest).await?;
-            guest.leave().await?;
-            migrate(s, "box").await?;
-            is_mapped(s).await?;
-            guest = console(s, "box").await?;
-            Witness::goes_on(&mut guest, &witness).await?;
-        }
-        guest.leave().await?;
-        s.delete("vm", "box").await?;
-        s.wait_gone("vmi", "box", MINUTES).await
+        // Without the gate no node has the label that the pod selects.
+        gate(s, &json!(["CPUManager"])).await?;
+        let result = sees_its_numa_node(s, &nodes).await;
+        gate(s, &Value::Null).await?;
+        result
     });
+}
+
+async fn sees_its_numa_node(s: &Story, nodes: &[String]) -> Result<()> {
+    for node in nodes {
+        label(s, node).await?;
+    }
+    let memory = "memory: {guest: 128Mi, hugepages: {pageSize: 2Mi}}\n        \
+                  cpu: {cores: 1, dedicatedCpuPlacement: true, numa: {guestMappingPassthrough: {}}}";
+    s.apply(&vm("box", memory)).await?;
+    s.wait_running("box").await?;
+    let pod = s.launcher_pod("box").await?;
+    let profile = &pod["spec"]["securityContext"]["seccompProfile"]["localhostProfile"];
+    ensure!(profile == "ferrovirt/numa.json", "the profile of the pod is {profile}");
+    is_mapped(s).await?;
+    let mut guest = console(s, "box").await?;
+    let seen = run(&mut guest, "cat /sys/devices/system/node/online /sys/devices/system/node/node0/cpulist").await?;
+    ensure!(seen.split_whitespace().collect::<Vec<_>>() == ["0", "0"], "the guest sees nodes and CPUs {seen}");
+    if nodes.len() > 1 {
+        let witness = Witness::start(&mut guest).await?;
+        guest.leave().await?;
+        migrate(s, "box").await?;
+        is_mapped(s).await?;
+        guest = console(s, "box").await?;
+        Witness::goes_on(&mut guest, &witness).await?;
+    }
+    guest.leave().await?;
+    s.delete("vm", "box").await?;
+    s.wait_gone("vmi", "box", MINUTES).await
 }
 
 /// Checks that the guest has its memory in the node of its CPUs.
