@@ -77,6 +77,10 @@ mod tests {
             ),
             (vec!["scheduling.node.kubevirt.io/tsc-frequency-100"], "a time stamp counter of 100 Hz"),
             (vec!["kubevirt.io/sev"], "AMD SEV"),
+            (
+                vec!["kubevirt.io/cpumanager", "kubevirt.io/realtime"],
+                "dedicated CPUs (kubelet's static CPU manager policy), real-time scheduling",
+            ),
         ] {
             let labels: Vec<String> = labels.into_iter().map(str::to_owned).collect();
             assert_eq!(with_unoffered(scheduler, "no node", &labels), format!("{begin}{expected}"));

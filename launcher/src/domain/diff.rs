@@ -152,7 +152,9 @@ fn memory_step(active: &DomainConfig, wanted: u64) -> Option<Step> {
         }
         Some(_) => return None,
         None => {
-            let size = active.most_memory?.checked_sub(boot).filter(|size| added <= *size)?;
+            // libvirt accepts a device whose size is no multiple of its blocks, and QEMU does not.
+            let size = active.most_memory?.checked_sub(boot);
+            let size = size.filter(|size| added <= *size && size.is_multiple_of(block))?;
             let xml = format!(
                 "<memory model='virtio-mem'><target><size unit='b'>{size}</size><node>0</node>\
                  <block unit='b'>{block}</block>{requested}</target></memory>"

@@ -316,6 +316,10 @@ mod tests {
         start(&state, &paths).unwrap();
         start_again(&paths).unwrap();
         assert!(paths.tpm_socket().exists() && running(&paths).is_some());
+        // An emulator locks its state for its whole life, so another one needs its end.
+        let former = pid_in(&paths.tpm_process()).unwrap();
+        start(&state, &paths).unwrap();
+        assert!(running(&paths).is_some() && has_ended(former), "the former emulator still runs");
         end(&paths).unwrap();
         start_again(&paths).unwrap();
         assert!(running(&paths).is_some());

@@ -126,6 +126,9 @@ fn guest_grows_and_shrinks_as_far_as_its_definition_allows() {
         assert_eq!(between(active, &domain(vcpus, wanted, "")), expected, "{vcpus} {wanted} of {active}");
     }
     assert_eq!(parse(&grown).memory_requested(), Some(2 * gib));
+    let uneven =
+        plain.replace("<maxMemory unit='b' slots='0'>4294967296<", "<maxMemory unit='b' slots='0'>4294967297<");
+    assert_eq!(between(&uneven, &domain(2, 2 * gib, "")), at_restart(&memory, "amount of memory"), "{uneven}");
     let paged = plain.replace(
         "</memory>",
         "</memory><memoryBacking><hugepages><page size='1048576' unit='KiB'/></hugepages></memoryBacking>",

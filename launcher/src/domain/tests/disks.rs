@@ -26,6 +26,21 @@ fn disks_keep_the_targets_of_the_status() {
     assert_eq!(targets, expected.map(|(volume, target)| (volume.to_owned(), target.to_owned())));
 }
 
+/// Without an address, libvirt gives the eighth name to a second controller, of a model that many guests have no driver for.
+#[test]
+fn a_scsi_disk_is_a_unit_of_the_only_controller_whatever_its_name() {
+    let mut vmi = vmi(with_disk(json!({"name": "data", "disk": {"bus": "scsi"}})));
+    for (target, unit) in [("sda", 0), ("sdg", 6), ("sdh", 7), ("sdaa", 26)] {
+        let status = json!({"volumeStatus": [{"name": "data", "target": target}]});
+        vmi.status = Some(serde_json::from_value(status).unwrap());
+        let xml = convert_with(&vmi, true).unwrap().xml;
+        assert!(xml.contains(&format!("<target dev='{target}' bus='scsi'")), "{xml}");
+        let address = format!("<address type='drive' controller='0' bus='0' unit='{unit}'/>");
+        assert!(xml.contains(&address), "{address} in {xml}");
+        assert_eq!(xml.matches("<controller type='scsi'").count(), 1, "{xml}");
+    }
+}
+
 #[test]
 fn io_threads_follow_the_policy() {
     let spec = |policy: Value| {
