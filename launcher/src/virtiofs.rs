@@ -20,6 +20,7 @@ use api::{
     virtiofs::{is_claim, is_shareable},
     vmi::volumes::Volume,
 };
+use protocol::PATH_NOT_MOUNTED;
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 use tokio::{
@@ -46,9 +47,7 @@ pub(crate) enum VirtiofsError {
     #[error("cannot share file system {0}: its volume is no directory of the pod")]
     NoDirectory(String),
     /// Other webhooks have mounted nothing there, or the launcher's own files are there.
-    #[error(
-        "cannot share file system {name}: path {path} is in no directory that was mounted into container compute for others"
-    )]
+    #[error("cannot share file system {name}: path {path} {PATH_NOT_MOUNTED}")]
     NotMounted {
         /// Name of the file system.
         name: String,

@@ -12,4 +12,4 @@ mod wire;
 
 pub use messages::*;
 pub use unary::{Client, Unary};
-pub use wire::{MAX_CHUNK, MAX_MESSAGE_SIZE, TRACEPARENT};
+pub use wire::{MAX_CHUNK, MAX_MESSAGE_SIZE, PATH_NOT_MOUNTED, TRACEPARENT};

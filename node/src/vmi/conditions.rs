@@ -9,7 +9,8 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{
-    GuestAgent, ItemKind, ItemResult, LauncherState, Lifecycle, MigrationMode, MigrationStep, features::Feature,
+    GuestAgent, ItemKind, ItemResult, LauncherState, Lifecycle, MigrationMode, MigrationStep, PATH_NOT_MOUNTED,
+    features::Feature,
 };
 
 use super::{migratability, phase::simplified};
@@ -31,6 +32,8 @@ const PAUSED_BY_USER: (&str, &str) = ("PausedByUser", "VMI was paused by user");
 pub(super) const PAUSED_BY_DISK: &str = "PausedIOError";
 /// Reason of a failed Sync, as in the reference.
 const SYNC_FAILED: &str = "Synchronizing with the Domain failed.";
+/// Reason of a failed Sync if nothing is mounted at a `containerPath`, as in the reference.
+const NOTHING_MOUNTED: &str = "MissingVirtiofsContainers";
 /// Reason if changes take effect at the next start.
 const RESTART_REQUIRED: &str = "RestartRequired";
 /// Reason if the launcher is of an older release.
@@ -79,6 +82,7 @@ pub(super) enum Sync<'a> {
 /// Sets the condition `Synchronized`. It exists only while the domain is not in line with the VMI.
 pub(super) fn synchronized(list: &mut Vec<Condition>, sync: Sync<'_>, now: &Time) {
     let (reason, message) = match sync {
+        Sync::Failed(message) if message.contains(PATH_NOT_MOUNTED) => (NOTHING_MOUNTED, message.to_owned()),
         Sync::Failed(message) => (SYNC_FAILED, message.to_owned()),
         Sync::Unsupported => (UNSUPPORTED, unsupported_message()),
         Sync::Items(items) if items.iter().all(|item| item.needs_restart) => (RESTART_REQUIRED, items_message(items)),
@@ -386,6 +390,17 @@ mod tests {
         assert_eq!(list.len(), 1);
         synchronized(&mut list, Sync::Done, &at(3));
         assert!(list.is_empty());
+    }
+
+    #[test]
+    fn a_path_of_the_container_that_nothing_is_mounted_at_has_its_own_reason() {
+        let missing = format!("cannot share file system token: path /no/such/path {PATH_NOT_MOUNTED}");
+        for (message, reason) in [(missing.as_str(), NOTHING_MOUNTED), ("no disk", SYNC_FAILED)] {
+            let mut list = Vec::new();
+            synchronized(&mut list, Sync::Failed(message), &at(1));
+            assert!(list[0].is_false());
+            assert_eq!((list[0].reason.as_deref(), list[0].message.as_deref()), (Some(reason), Some(message)));
+        }
     }
 
     #[test]

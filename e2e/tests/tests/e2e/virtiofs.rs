@@ -214,8 +214,11 @@ async fn path_of_the_pod(s: &Story) -> Result<()> {
     ensure!(code != 0, "the guest wrote to the pod: {refused}");
     guest.leave().await?;
     let is_refused = |vmi: &Value| {
-        let shown = condition(vmi, "Synchronized").and_then(|shown| shown["message"].as_str());
-        shown.is_some_and(|message| message.contains("path /run/kubevirt-private is in no directory"))
+        condition(vmi, "Synchronized").is_some_and(|shown| {
+            let message = shown["message"].as_str().unwrap_or_default();
+            shown["reason"] == "MissingVirtiofsContainers"
+                && message.contains("path /run/kubevirt-private is in no directory")
+        })
     };
     s.wait("vmi", "curious", "name the path", MINUTES, is_refused).await?;
     Ok(())
