@@ -201,7 +201,7 @@ impl Process {
     fn start_devices(&self) {
         let Self { options, client, metrics, stop, config, .. } = self;
         if let Err(error) = seccomp::install(&options.kubelet_root) {
-            tracing::error!(%error, "cannot install the seccomp profile of VMIs that see NUMA nodes: they do not start here");
+            tracing::error!(%error, "cannot install the seccomp profile of launchers: pods that name it do not start here");
         }
         let (registrations, offers) = watch::channel(plugin::Offers::new());
         let plugins = plugin::Config {

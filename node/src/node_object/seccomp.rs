@@ -1,4 +1,7 @@
-//! The seccomp profile of launchers whose guests see NUMA nodes of the host, in the directory from which kubelet takes profiles.
+//! The seccomp profile of launchers, in the directory from which kubelet takes profiles.
+//!
+//! Pods of guests that see NUMA nodes of the host name it, and configurations that were made for KubeVirt name it by its file there.
+//! Without the file, kubelet does not start their containers.
 //!
 //! Profiles of runtimes forbid a container without `CAP_SYS_NICE` to bind its memory to a node, which QEMU does at the start. This
 //! one permits it; otherwise it is that of containerd for amd64. The kernel binds memory only to nodes of the pod's cpuset.
@@ -15,10 +18,16 @@ const DIRECTORY: &str = "seccomp";
 const LIMIT: usize = 64 * 1024;
 /// The profile.
 const PROFILE: &str = include_str!("numa-seccomp.json");
+/// Its files. The second is that of KubeVirt's virt-handler.
+const FILES: [&str; 2] = [NUMA_SECCOMP_PROFILE, "kubevirt/kubevirt.json"];
 
 /// Installs the profile below kubelet's directory, unless it is there.
 pub(crate) fn install(kubelet: &Path) -> Result<(), Error> {
-    let (folder, name) = NUMA_SECCOMP_PROFILE.split_once('/').unwrap_or(("", NUMA_SECCOMP_PROFILE));
+    FILES.into_iter().try_for_each(|file| install_as(file, kubelet))
+}
+
+fn install_as(file: &str, kubelet: &Path) -> Result<(), Error> {
+    let (folder, name) = file.split_once('/').unwrap_or(("", file));
     let mut directory = SafeDir::trusted(kubelet)?;
     for name in [DIRECTORY, folder] {
         if !directory.exists(name)? {
@@ -49,13 +58,17 @@ mod tests {
         let kubelet = std::env::temp_dir().join(format!("ferrovirt-seccomp-{}", std::process::id()));
         let _ = fs::remove_dir_all(&kubelet);
         fs::create_dir_all(&kubelet).unwrap();
-        let path = kubelet.join("seccomp").join(NUMA_SECCOMP_PROFILE);
+        let paths = ["ferrovirt/numa.json", "kubevirt/kubevirt.json"].map(|file| kubelet.join("seccomp").join(file));
         for before in [None, Some(""), Some(PROFILE)] {
-            if let Some(before) = before {
-                fs::write(&path, before).unwrap();
+            for path in &paths {
+                if let Some(before) = before {
+                    fs::write(path, before).unwrap();
+                }
             }
             install(&kubelet).unwrap();
-            assert_eq!(fs::read_to_string(&path).unwrap(), PROFILE);
+            for path in &paths {
+                assert_eq!(fs::read_to_string(path).unwrap(), PROFILE, "{}", path.display());
+            }
         }
         fs::remove_dir_all(kubelet).unwrap();
     }
