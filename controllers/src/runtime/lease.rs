@@ -7,9 +7,9 @@
 //!                           another led, or renewed too long ago   │ stop asked
 //!                              lost <──────────────────────────────┼────────────> released
 //! ```
-//! A replica follows a lease until it may take it; with several shards, the one that should hold a shard has a head start. A lost lease
-//! ends the process, and the kubelet restarts it, so that nothing of the former leader remains. A killed leader that is
-//! restarted in its pod releases its lease for a replica with full caches.
+//! A replica follows a lease (`lease_watch.rs`) until it may take it; with several shards, the one that should hold a shard has a head
+//! start. A lost lease ends the process, and the kubelet restarts it, so that nothing of the former leader remains. A killed leader that
+//! is restarted in its pod releases its lease for a replica with full caches.
 //!
 //! Writes begin before the deadline and end with the lease. An API server that answers nobody changes no leader: renewals are tried again
 //! beyond the deadline, and standbys count the time of silence only in part.
@@ -19,7 +19,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use daemon::lock;
@@ -29,12 +29,16 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::clock::Moment;
+use super::{
+    clock::Moment,
+    lease_watch::{Seen, Watch},
+};
 
-/// Times of the election. With the defaults another replica takes the lease about 9 s after the leader was killed, at the latest: the lease
-/// expires 7 s after its last renewal was seen, and standbys read it each second.
+/// Times of the election. With the defaults another replica takes the lease 8 s after it saw the last renewal: at once by a watch, a second
+/// later at the latest without one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     /// Life of a lease without renewal. No write of the leader lasts longer.
@@ -43,7 +47,7 @@ pub(crate) struct Times {
     pub deadline: Duration,
     /// Time between renewals.
     pub renew: Duration,
-    /// Time between reads of another replica's lease, and before a failed renewal is repeated.
+    /// Time between reads of another replica's lease without a watch or a renewal, and before a failed renewal is repeated.
     pub poll: Duration,
     /// Time without a renewal after which the leader ends, although no other replica leads.
     pub patience: Duration,
@@ -54,14 +58,19 @@ impl Times {
     fn limit(&self) -> Duration {
         self.poll * 3
     }
+
+    /// Returns the time after which a renewal is overdue.
+    pub(super) fn overdue(&self) -> Duration {
+        self.renew + self.poll / 2
+    }
 }
 
 impl Default for Times {
     fn default() -> Self {
         Self {
-            duration: Duration::from_secs(7),
-            deadline: Duration::from_secs(5),
-            renew: Duration::from_secs(2),
+            duration: Duration::from_secs(8),
+            deadline: Duration::from_secs(6),
+            renew: Duration::from_secs(3),
             poll: Duration::from_secs(1),
             patience: Duration::from_secs(15),
         }
@@ -126,30 +135,10 @@ pub(crate) struct Election {
     identity: String,
     times: Times,
     leadership: Leadership,
-    /// The lease as it was last read.
+    /// The lease as it was last read or reported.
     seen: Option<Seen>,
     /// The lease as this replica last wrote it.
     written: Option<Lease>,
-}
-
-/// A lease that was read. Clocks of other hosts are not trusted.
-#[derive(Debug)]
-struct Seen {
-    version: Option<String>,
-    at: Instant,
-    /// Time for which it is known to be unchanged.
-    unchanged: Duration,
-}
-
-impl Seen {
-    /// Returns the lease that is read in this version after `former`. At most `longest` counts between two reads: while reads get no
-    /// answer, neither do renewals.
-    fn after(former: Option<Self>, version: Option<String>, at: Instant, longest: Duration) -> Self {
-        let unchanged = former
-            .filter(|former| former.version == version)
-            .map_or(Duration::ZERO, |former| former.unchanged + at.saturating_duration_since(former.at).min(longest));
-        Self { version, at, unchanged }
-    }
 }
 
 impl Election {
@@ -181,18 +170,57 @@ impl Election {
     /// Waits until this replica has the lease; false when `stop` came first. It takes a lease only if `may_take` returns true for the
     /// former holder and the time for which the lease has been free or expired.
     pub(crate) async fn win_if(&mut self, stop: &CancellationToken, may_take: MayTake<'_>) -> bool {
+        let mut watch = Watch::default();
         loop {
+            let mut pause = self.times.poll;
             match tokio::time::timeout(self.times.limit(), self.attempt(may_take)).await {
                 Ok(Ok(true)) => return true,
-                Ok(Ok(false)) => {}
+                Ok(Ok(false)) => {
+                    let version = self.seen.as_ref().and_then(|seen| seen.version.as_deref());
+                    watch.follow(&self.leases, &self.name, version);
+                    pause = self.pause(watch.is_on());
+                }
                 Ok(Err(error)) => tracing::warn!(error = %error, "lease cannot be read or written"),
                 Err(_) => tracing::warn!("no answer about the lease in time"),
             }
             tokio::select! {
-                () = tokio::time::sleep(self.times.poll) => {}
+                () = self.wait(&mut watch, pause) => {}
                 () = stop.cancelled() => return false,
             }
         }
+    }
+
+    /// Waits for this time, which begins anew with each renewal by another replica. Returns before if the lease may be free, and if the
+    /// watch ends.
+    async fn wait(&mut self, watch: &mut Watch, pause: Duration) {
+        let mut due = Instant::now() + pause;
+        loop {
+            let changed = tokio::select! {
+                () = tokio::time::sleep_until(due) => return,
+                changed = watch.next() => changed,
+            };
+            let Some(lease) = changed else { return };
+            let unchanged = self.see(Some(&lease));
+            if next_step(lease.spec.as_ref(), &self.identity, unchanged, self.times.duration) != Step::Wait {
+                return;
+            }
+            due = Instant::now() + self.pause(true);
+        }
+    }
+
+    /// Returns the time until the next read, after an answer.
+    fn pause(&self, is_watched: bool) -> Duration {
+        self.seen.as_ref().map_or(self.times.poll, |seen| seen.pause(is_watched, &self.times))
+    }
+
+    /// Records the lease, or that there is none. Returns the time for which it is known to be unchanged.
+    fn see(&mut self, lease: Option<&Lease>) -> Duration {
+        let version = lease.and_then(|lease| lease.metadata.resource_version.clone());
+        let life = lease.map_or(Duration::ZERO, |lease| life(lease.spec.as_ref(), self.times.duration));
+        let seen = Seen::after(self.seen.take(), version, life, Instant::now(), &self.times);
+        let unchanged = seen.unchanged;
+        self.seen = Some(seen);
+        unchanged
     }
 
     /// Renews the lease until it is lost (false) or `stop` comes (true).
@@ -256,9 +284,7 @@ impl Election {
             }
         }
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
-            let seen = Seen::after(self.seen.take(), None, Instant::now(), self.times.poll * 2);
-            let over = seen.unchanged;
-            self.seen = Some(seen);
+            let over = self.see(None);
             if !may_take("", over) {
                 return Ok(false);
             }
@@ -269,11 +295,9 @@ impl Election {
             let created = self.leases.create(&PostParams::default(), &lease).await;
             return self.outcome(created, started);
         };
-        let version = lease.metadata.resource_version.clone();
-        let seen = Seen::after(self.seen.take(), version, Instant::now(), self.times.poll * 2);
-        let step = next_step(lease.spec.as_ref(), &self.identity, seen.unchanged, self.times.duration);
-        let over = seen.unchanged.saturating_sub(life(lease.spec.as_ref(), self.times.duration));
-        self.seen = Some(seen);
+        let unchanged = self.see(Some(&lease));
+        let step = next_step(lease.spec.as_ref(), &self.identity, unchanged, self.times.duration);
+        let over = unchanged.saturating_sub(life(lease.spec.as_ref(), self.times.duration));
         match step {
             Step::Wait => Ok(false),
             // The caches of a leader may lack the writes of another one that led meanwhile.
@@ -399,30 +423,11 @@ mod tests {
         let times = Times::default();
         assert!(times.renew + times.limit() <= times.deadline);
         assert!(times.renew + times.limit() + times.poll < times.duration);
-        assert!(times.duration + times.poll * 2 <= Duration::from_secs(9));
-    }
-
-    #[test]
-    fn time_without_answers_about_the_lease_counts_in_part() {
-        let (start, longest) = (Instant::now(), Duration::from_secs(2));
-        let mut seen = None;
-        // Milliseconds since the start, version, milliseconds for which it is unchanged.
-        for (at, version, unchanged) in [
-            (0, "1", 0),
-            (1000, "1", 1000),
-            (2100, "1", 2100),
-            // Renewed.
-            (3200, "2", 0),
-            (4200, "2", 1000),
-            // No answer for a minute.
-            (64_200, "2", 3000),
-            (65_200, "2", 4000),
-        ] {
-            let now = start + Duration::from_millis(at);
-            let next = Seen::after(seen.take(), Some(version.to_owned()), now, longest);
-            assert_eq!(next.unchanged, Duration::from_millis(unchanged), "at {at}");
-            seen = Some(next);
-        }
+        // A renewal may be seen late by one read.
+        assert!(times.duration + times.poll <= Duration::from_secs(9));
+        // After a silence of the API server the leader has time for another renewal.
+        assert!(times.renew < times.overdue());
+        assert!(times.overdue() + times.limit() + times.poll < times.duration);
     }
 
     /// An answer with a lease of this holder.
@@ -484,14 +489,5 @@ mod tests {
         leadership.set(Some(Moment::now()));
         assert!(!leadership.holds());
         assert!(leadership.time_left() > Duration::ZERO);
-    }
-
-    #[tokio::test]
-    async fn restarted_leader_releases_its_lease_and_no_other() {
-        for (holder, expected) in [("a", vec![Method::GET, Method::PUT]), ("b", vec![Method::GET])] {
-            let server = Server::new([answer(holder), answer("")]);
-            election(&server).release().await;
-            assert_eq!(methods(&server), expected, "{holder}");
-        }
     }
 }

@@ -15,6 +15,7 @@ mod effect;
 mod executor;
 mod kind;
 mod lease;
+mod lease_watch;
 mod metrics;
 mod queue;
 mod queue_metrics;
