@@ -22,7 +22,8 @@ pub(crate) struct CachedCdi {
 
 unindexed!(CachedCdi);
 
-kept!(CachedCdi of Cdi, WhenServed);
+// The importer begins nothing beside CDI.
+kept!(CachedCdi of Cdi, Awaited);
 
 impl From<Cdi> for CachedCdi {
     fn from(cdi: Cdi) -> Self {

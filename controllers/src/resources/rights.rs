@@ -14,9 +14,12 @@ use crate::{cache::Cache, runtime::Kind, scripted::Server};
 /// Resources that are listed and never watched: warnings about pods that do not start, and budgets of old releases.
 const LISTED: [(&str, &str); 2] = [("", "events"), ("policy", "poddisruptionbudgets")];
 
+/// Resource whose objects are watched by name from the version on that was read, and in no cache.
+const FOLLOWED: &str = "leases";
+
 /// Resources whose objects are read by name.
 const READ: [&str; 5] =
-    ["leases", "datasources", "persistentvolumeclaims", "controllerrevisions", "volumesnapshotcontents"];
+    [FOLLOWED, "datasources", "persistentvolumeclaims", "controllerrevisions", "volumesnapshotcontents"];
 
 /// The objects of a resource that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,10 +93,11 @@ fn granted() -> BTreeSet<Right> {
                 let is_listed = LISTED.contains(&(group.as_str(), resource.as_str()));
                 let is_read = READ.contains(&resource.as_str());
                 assert!(!has("get") || is_read, "{group} {resource} is not read by name");
-                assert_eq!(has("list"), has("watch") || is_listed, "{group} {resource}: {verbs:?}");
+                let is_cached = has("watch") && resource != FOLLOWED;
+                assert_eq!(has("list"), is_cached || is_listed, "{group} {resource}: {verbs:?}");
                 let namespaced = role["kind"] == "Role";
                 let of = |name| Right { group: group.clone(), resource: resource.clone(), namespaced, name };
-                granted.extend(names.iter().filter(|_| has("watch")).cloned().map(of));
+                granted.extend(names.iter().filter(|_| is_cached).cloned().map(of));
             }
         }
     }

@@ -166,7 +166,7 @@ mod tests {
         assert!(!caches.networks.is_absent());
         within(15, || caches.networks.is_absent()).await;
         assert_eq!(caches.networks.len(), 0);
-        within(900, || caches.networks.get(&Key::new("n", "b")).is_some()).await;
+        within(3600, || caches.networks.get(&Key::new("n", "b")).is_some()).await;
         let name = |name: &str| Some(name.to_owned());
         let none = (None, None);
         let expected =

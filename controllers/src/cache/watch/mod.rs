@@ -42,8 +42,9 @@ const LONGEST_PAGE_TIMEOUT: Duration = Duration::from_secs(60);
 const RESTART_INTERVAL: Duration = Duration::from_secs(10);
 /// Wait after a list that failed.
 const RETRY: Duration = Duration::from_millis(500);
-/// Interval at which the API server is asked for a resource that it does not serve.
+/// Interval at which the API server is asked for a resource that it does not serve, and the longest one.
 const DISCOVERY: Duration = Duration::from_secs(20);
+const LONGEST_DISCOVERY: Duration = Duration::from_secs(120);
 /// Longest wait for a resource of other software at the start: one that cannot be listed must not hold everything else back.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time for which the API server must not know a resource until it counts as one that is not installed: it may be about to read
@@ -69,6 +70,23 @@ pub(crate) enum Presence {
     Required,
     /// Other software brings it: it is watched as long as the API server serves it.
     WhenServed,
+    /// As `WhenServed`, and controllers must not act as without it for long.
+    Awaited,
+}
+
+impl Presence {
+    /// Returns true for a resource that a cluster may lack.
+    fn is_optional(self) -> bool {
+        self != Self::Required
+    }
+
+    /// Returns the time until the API server is asked again for a resource that it has not served for this time.
+    fn discovery(self, unserved: Duration) -> Duration {
+        match self {
+            Self::WhenServed => (unserved / 4).clamp(DISCOVERY, LONGEST_DISCOVERY),
+            Self::Required | Self::Awaited => DISCOVERY,
+        }
+    }
 }
 
 /// A watch of one resource that keeps a cache up to date.
@@ -196,7 +214,7 @@ where
 
     /// Waits until the resource counts as one that is not installed. Its first list never comes then.
     async fn absent(&self, resource: &str) {
-        if self.presence == Presence::WhenServed {
+        if self.presence.is_optional() {
             if tokio::time::timeout(PATIENCE, self.cache.absent()).await.is_err() {
                 tracing::warn!(resource, "the resource cannot be listed, and is not waited for");
             }
@@ -251,7 +269,7 @@ where
     /// Watches for ever.
     async fn follow(&self) {
         loop {
-            if self.presence == Presence::WhenServed {
+            if self.presence.is_optional() {
                 self.served().await;
             }
             tokio::select! {
@@ -289,7 +307,11 @@ where
                     failures.record(resource, &error);
                 }
             }
-            let pause = if self.cache.is_absent() { DISCOVERY } else { backoff::pause((RETRY, DISCOVERY), in_a_row) };
+            let pause = if self.cache.is_absent() {
+                self.presence.discovery(unserved_since.map_or(Duration::ZERO, |since| since.elapsed()))
+            } else {
+                backoff::pause((RETRY, DISCOVERY), in_a_row)
+            };
             tokio::time::sleep(pause).await;
         }
     }
@@ -351,7 +373,7 @@ where
                     }
                     self.complete_to.store(if is_complete { reached } else { 0 }, Ordering::Relaxed);
                 }
-                Err(error) if self.presence == Presence::WhenServed && is_unknown(&error) => return,
+                Err(error) if self.presence.is_optional() && is_unknown(&error) => return,
                 Err(error) => {
                     tracing::warn!(error = %error, "watch was interrupted");
                     if is_missed(&error) {
@@ -425,7 +447,7 @@ where
                         }
                     }
                     Err(error) => {
-                        let is_over = self.presence == Presence::WhenServed && began.elapsed() >= PATIENCE;
+                        let is_over = self.presence.is_optional() && began.elapsed() >= PATIENCE;
                         if failures.record(resource, &error) || is_over {
                             return log_absent(resource);
                         }

@@ -271,3 +271,13 @@ fn failures_are_logged_once_for_each_reason() {
     assert_ne!(failures.logged, first);
     assert!(failures.absent_since.is_none(), "only consecutive answers count");
 }
+
+#[test]
+fn resource_that_is_missing_for_long_is_looked_for_less_often_unless_it_is_awaited() {
+    // Seconds for which it is missing, seconds until the next look for one that is not awaited.
+    for (unserved, expected) in [(0, 20), (80, 20), (200, 50), (480, 120), (86_400, 120)] {
+        let unserved = Duration::from_secs(unserved);
+        assert_eq!(Presence::WhenServed.discovery(unserved), Duration::from_secs(expected), "{unserved:?}");
+        assert_eq!(Presence::Awaited.discovery(unserved), DISCOVERY, "{unserved:?}");
+    }
+}
