@@ -37,8 +37,8 @@ use super::{
     lease_watch::{Seen, Watch},
 };
 
-/// Times of the election. With the defaults another replica takes the lease 8 s after it saw the last renewal: at once by a watch, a second
-/// later at the latest without one.
+/// Times of the election. With the defaults another replica takes the lease 8 s after it saw the last renewal, which it sees at once by a
+/// watch, and within a second without one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     /// Life of a lease without renewal. No write of the leader lasts longer.

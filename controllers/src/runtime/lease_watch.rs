@@ -5,8 +5,8 @@
 //!   ^                  │  free, gone, watch ended                                │ renewed
 //!   └──────────────────┴─────────────────────────────────────────────────────────┘
 //! ```
-//! A watch that is silent proves nothing: the API server may not answer anybody. So a lease expires by reads only, and a watch that
-//! cannot be had leaves the reads at each `poll`.
+//! A lease expires by reads only: a watch that is silent proves nothing, since the API server may not answer anybody. Without a watch the
+//! lease is read at each `poll`.
 
 use std::time::Duration;
 
