@@ -222,7 +222,7 @@ fn may_fail(observed: &Observed) -> bool {
 fn prepare(observed: &Observed) -> Result<Step, serde_json::Error> {
     if is_foreign(observed) {
         let text = "restore source and restore target are different but restore target already exists";
-        return failed(observed, text);
+        return fail(observed, text, Shown::refused(text));
     }
     if let Some(vmi) = observed.vmi.as_deref() {
         return readiness::step(observed, vmi);
@@ -338,10 +338,14 @@ fn hindered(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> 
 
 /// Ends a restore that leaves the VM as it was. Any other is tried again.
 fn failed(observed: &Observed, text: &str) -> Result<Step, serde_json::Error> {
+    fail(observed, text, Shown::failed(text))
+}
+
+fn fail(observed: &Observed, text: &str, shown: Shown) -> Result<Step, serde_json::Error> {
     if !may_fail(observed) {
         return Ok(Step::show(Shown::error(text)).wake(RETRY));
     }
-    Ok(Step::show(Shown::failed(text)).before(volumes::clean_up(observed)).before(observed.release(false)?))
+    Ok(Step::show(shown).before(volumes::clean_up(observed)).before(observed.release(false)?))
 }
 
 /// Ends a restore that was deleted.

@@ -33,6 +33,8 @@ enum End {
     Complete,
     /// It has failed.
     Failed,
+    /// It has failed for an error that the reference repeats without end.
+    Refused,
 }
 
 /// The state to show.
@@ -72,6 +74,11 @@ impl Shown {
         Self { end: End::Failed, ..Self::ends(text) }
     }
 
+    /// It has failed. Clients of the reference, which would try again, wait for the event of an error.
+    pub(super) fn refused(text: &str) -> Self {
+        Self { end: End::Refused, ..Self::ends(text) }
+    }
+
     /// It does nothing more, because it is deleted.
     pub(super) fn ends(text: &str) -> Self {
         Self { progressing: text.to_owned(), ready: text.to_owned(), ..Self::default() }
@@ -105,7 +112,7 @@ impl Shown {
         };
         show(PROGRESSING, self.is_progressing, &self.progressing);
         show(READY, is_complete, &self.ready);
-        if self.end == End::Failed {
+        if matches!(self.end, End::Failed | End::Refused) {
             show(FAILURE, true, &self.ready);
         }
         status
@@ -116,7 +123,7 @@ impl Shown {
         let name = restore.metadata.name.as_deref().unwrap_or_default();
         match self.end {
             End::None => None,
-            End::Error => {
+            End::Error | End::Refused => {
                 let text = format!("VirtualMachineRestore encountered error {}", self.ready);
                 Some(Event::warning(regarding, ERROR, text))
             }

@@ -274,7 +274,23 @@ fn unusable_snapshots_and_foreign_targets_are_told() {
     );
     assert_eq!(with(&|o| o.content = None), passing("VMSnapshotContent c does not exist"));
     let different = "restore source and restore target are different but restore target already exists";
-    assert_eq!(with(&|o| o.vm = Some(vm(&json!({"metadata": {"uid": "other"}})))), is_final(different));
+    let foreign = |observed: &mut Observed| observed.vm = Some(vm(&json!({"metadata": {"uid": "other"}})));
+    assert_eq!(with(&foreign), is_final(different));
+    // KubeVirt never gives up on it, and its clients wait for the event of an error.
+    let failed = |observed: &mut Observed| {
+        observed.snapshot = snapshot(json!({"phase": "Failed", "sourceUID": "vm-uid"}));
+    };
+    for (change, reason) in
+        [(&foreign as &dyn Fn(&mut Observed), "VirtualMachineRestoreError"), (&failed, "Operation failed")]
+    {
+        let mut observed = observed(&json!({}));
+        change(&mut observed);
+        let told = effects(&observed).into_iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::VmRestore, options, .. } => options.success.map(|event| event.reason),
+            _ => None,
+        });
+        assert_eq!(told, Some(reason));
+    }
 }
 
 #[test]
