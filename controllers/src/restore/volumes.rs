@@ -166,15 +166,14 @@ pub(super) fn rename(spec: &mut VirtualMachineSpec, restores: &[VolumeRestore]) 
             claim.claim_name.clone_from(&restored.persistent_volume_claim);
         }
         let Some(source) = &mut volume.data_volume else { continue };
-        match &restored.data_volume_name {
-            Some(name) => {
-                let mut templates = spec.data_volume_templates.iter_mut();
-                let template = templates.find(|known| known.metadata.name.as_ref() == Some(&source.name));
-                if let Some(template) = template {
-                    template.metadata.name = Some(name.clone());
-                }
+        let mut templates = spec.data_volume_templates.iter_mut();
+        let template = templates.find(|known| known.metadata.name.as_ref() == Some(&source.name));
+        match template.zip(restored.data_volume_name.as_ref()) {
+            Some((template, name)) => {
+                template.metadata.name = Some(name.clone());
                 source.name.clone_from(name);
             }
+            // One without a template as well, even if its claim is made again in place: the claim is what was restored.
             None => {
                 let claim = PersistentVolumeClaimVolumeSource {
                     claim_name: restored.persistent_volume_claim.clone(),

@@ -294,6 +294,28 @@ fn unusable_snapshots_and_foreign_targets_are_told() {
 }
 
 #[test]
+fn data_volume_without_a_template_becomes_its_claim() {
+    let templates = json!([{"metadata": {"name": "root"}, "spec": {"source": {"blank": {}}}}]);
+    for (templates, data_volume, claim) in
+        [(templates, json!("new"), json!(null)), (json!([]), json!(null), json!("new"))]
+    {
+        let mut changed = (*vm(&json!({"spec": {"dataVolumeTemplates": templates}}))).clone();
+        // In place: the DataVolume takes over the claim.
+        let restored = json!({
+            "volumeName": "root", "persistentVolumeClaim": "new", "dataVolumeName": "new", "volumeSnapshotName": "snap-root",
+        });
+        volumes::rename(&mut changed.spec, &[serde_json::from_value(restored).unwrap()]);
+        let spec = serde_json::to_value(&changed.spec).unwrap();
+        let root = &spec["template"]["spec"]["volumes"][0];
+        assert_eq!(root["dataVolume"]["name"], data_volume);
+        assert_eq!(root["persistentVolumeClaim"]["claimName"], claim);
+        if data_volume == "new" {
+            assert_eq!(spec["dataVolumeTemplates"][0]["metadata"]["name"], "new");
+        }
+    }
+}
+
+#[test]
 fn claims_are_recorded_and_then_made_from_the_snapshots() {
     let status = patch(&observed(&json!({})), Kind::VmRestore, Some("status"))["status"].clone();
     assert_eq!(status["restores"], named()["status"]["restores"]);
