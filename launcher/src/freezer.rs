@@ -87,7 +87,7 @@ async fn act(options: &Options, socket: &Path) -> Result<(), Error> {
     let mut launcher = LauncherClient::new(channel);
     let state = tokio::time::timeout(HELLO_LIMIT, state(&mut launcher)).await.map_err(|_| Error::Timeout)??;
     if let Some(why) = skip_reason(&state) {
-        tracing::info!(namespace, name, "nothing to do: {why}");
+        tracing::info!(namespace, name, "{why}");
         return Ok(());
     }
     if options.action.unfreeze {
@@ -112,12 +112,12 @@ async fn state(launcher: &mut LauncherClient<Channel>) -> Result<LauncherState, 
     Ok(states.message().await?.unwrap_or_default())
 }
 
-/// Returns why a guest needs no freeze or thaw; the backup then continues without.
+/// Returns why a guest needs no freeze or thaw; the backup then continues without. Clients match these texts.
 fn skip_reason(state: &LauncherState) -> Option<&'static str> {
     if state.lifecycle() != Lifecycle::Running {
-        Some("the domain is not running")
+        Some("VM domain not running, no need to freeze/unfreeze")
     } else if !state.guest_agent_connected {
-        Some("there is no guest agent")
+        Some("No guest agent, exiting")
     } else {
         None
     }
@@ -146,15 +146,16 @@ mod tests {
 
     #[test]
     fn guests_that_cannot_be_frozen_need_not_be() {
-        for (lifecycle, connected, needs) in [
-            (Lifecycle::Running, true, true),
-            (Lifecycle::Running, false, false),
-            (Lifecycle::Paused, true, false),
-            (Lifecycle::NoDomain, false, false),
+        let not_running = Some("VM domain not running, no need to freeze/unfreeze");
+        for (lifecycle, connected, reason) in [
+            (Lifecycle::Running, true, None),
+            (Lifecycle::Running, false, Some("No guest agent, exiting")),
+            (Lifecycle::Paused, true, not_running),
+            (Lifecycle::NoDomain, false, not_running),
         ] {
             let mut state = LauncherState { guest_agent_connected: connected, ..LauncherState::default() };
             state.set_lifecycle(lifecycle);
-            assert_eq!(skip_reason(&state).is_none(), needs, "{lifecycle:?} {connected}");
+            assert_eq!(skip_reason(&state), reason, "{lifecycle:?} {connected}");
         }
     }
 }
