@@ -5,7 +5,7 @@ use api::{
     condition::{remove, set},
     constants::condition::{MANUAL_RECOVERY_REQUIRED, VOLUMES_CHANGE},
     vm::status::{VirtualMachineStatus, VolumeMigrationState, VolumeUpdateState},
-    vmi::status::StorageMigratedVolumeInfo,
+    vmi::status::{PersistentVolumeClaimInfo, StorageMigratedVolumeInfo},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -17,6 +17,20 @@ const INTERRUPTED: &str = "VMI was removed or was final during the volume migrat
 fn recorded(status: &VirtualMachineStatus) -> Option<&[StorageMigratedVolumeInfo]> {
     let state = status.volume_update_state.as_ref()?.volume_migration_state.as_ref()?;
     Some(&state.migrated_volumes)
+}
+
+/// Returns what a VM shows of a volume that moves: names and modes of both claims, which clients compare as a whole.
+fn shown(migrated: &StorageMigratedVolumeInfo) -> StorageMigratedVolumeInfo {
+    let shown = |info: &PersistentVolumeClaimInfo| PersistentVolumeClaimInfo {
+        claim_name: info.claim_name.clone(),
+        volume_mode: info.volume_mode.clone(),
+        ..PersistentVolumeClaimInfo::default()
+    };
+    StorageMigratedVolumeInfo {
+        destination_pvc_info: migrated.destination_pvc_info.as_ref().map(shown),
+        source_pvc_info: migrated.source_pvc_info.as_ref().map(shown),
+        volume_name: migrated.volume_name.clone(),
+    }
 }
 
 /// Returns true if nobody has decided yet which claims a VM continues with: its template names a new one. A user decides for the former
@@ -59,7 +73,7 @@ pub(crate) fn update_state(
 ) {
     let live = vmi.filter(|vmi| !vmi.is_final()).and_then(|vmi| vmi.status.as_ref());
     if let Some(live) = live.filter(|live| !live.migrated_volumes.is_empty()) {
-        let state = VolumeMigrationState { migrated_volumes: live.migrated_volumes.clone() };
+        let state = VolumeMigrationState { migrated_volumes: live.migrated_volumes.iter().map(shown).collect() };
         status.volume_update_state = Some(VolumeUpdateState { volume_migration_state: Some(state) });
     }
     let Some(migrated) = recorded(status) else { return };

@@ -358,6 +358,26 @@ fn vm_records_the_move_and_its_interruption() {
     }
 }
 
+#[test]
+fn vm_shows_names_and_modes_of_the_claims_alone() {
+    let short = |name: &str| json!({"claimName": name, "volumeMode": "Filesystem"});
+    let full = |name: &str| {
+        let mut info = short(name);
+        let more =
+            json!({"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "2Gi"}, "requests": {"storage": "1Gi"}});
+        json_patch::merge(&mut info, &more);
+        info
+    };
+    let moved = |info: &dyn Fn(&str) -> Value| json!([{"volumeName": "a", "sourcePVCInfo": info("a-old"), "destinationPVCInfo": info("a-new")}]);
+    let mut vmi = moving(&json!([{"type": "VolumesChange", "status": "True"}]));
+    vmi.status.as_mut().unwrap().migrated_volumes = serde_json::from_value(moved(&full)).unwrap();
+    let vm = vm(Some("Migration"), "a-new", &json!({}));
+    let mut status = vm.status.clone().unwrap();
+    update_state(&vm, Some(&vmi), &mut status, &now());
+    let state = serde_json::to_value(&status.volume_update_state).unwrap();
+    assert_eq!(state, json!({"volumeMigrationState": {"migratedVolumes": moved(&short)}}));
+}
+
 trait Conditions {
     fn condition_is_true(&self, type_: &str) -> bool;
 }
