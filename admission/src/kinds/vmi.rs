@@ -161,6 +161,7 @@ pub fn create_errors(vmi: &VirtualMachineInstance, config: &ClusterConfig, is_co
     let mut errors = rules::discontinued(&vmi.spec, "spec", config);
     errors.extend(rules::validate_spec("spec", &vmi.spec, config));
     errors.extend(rules::devices::validate_permitted("spec", &vmi.spec, config));
+    errors.extend(rules::firmware::validate_uuid("spec", &vmi.spec));
     errors.extend(rules::volumes::validate_mapping(&vmi.spec));
     errors.extend(rules::resources::validate_mandatory_memory(&vmi.spec));
     errors.extend(rules::metadata::validate("metadata", &vmi.metadata, config, is_component));

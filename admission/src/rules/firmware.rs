@@ -87,18 +87,20 @@ pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &m
             format!("{root}.domain has EFI SecureBoot enabled. SecureBoot requires SMM, which is currently disabled."),
         );
     }
-    if let Some(uuid) = firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty())
-        && !is_uuid(uuid)
-    {
-        errors.invalid(format!("{path}.uuid"), format!("{path}.uuid '{uuid}' is not a UUID"));
-    }
     if firmware.serial.as_deref().is_some_and(|serial| serial.chars().any(char::is_control)) {
         errors.invalid(format!("{path}.serial"), format!("{path}.serial must not hold control characters"));
     }
 }
 
-fn is_uuid(text: &str) -> bool {
-    uuid::Uuid::try_parse(text).is_ok()
+/// Returns the error of the UUID of a new VMI. A template may name any, which a clone of its VM removes.
+pub(crate) fn validate_uuid(root: &str, spec: &VirtualMachineInstanceSpec) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    let uuid = spec.domain.firmware.as_ref().and_then(|firmware| firmware.uuid.as_deref());
+    if let Some(uuid) = uuid.filter(|uuid| !uuid.is_empty() && uuid::Uuid::try_parse(uuid).is_err()) {
+        let path = format!("{root}.domain.firmware.uuid");
+        errors.invalid(&path, format!("{path} '{uuid}' is not a UUID"));
+    }
+    errors
 }
 
 #[cfg(test)]
@@ -176,7 +178,20 @@ mod tests {
     #[test]
     fn identifiers_are_well_formed() {
         accepts(firmware(json!({"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223", "serial": "e4686d2c"})));
-        refuses(firmware(json!({"uuid": "one"})), "spec.domain.firmware.uuid", "is not a UUID");
         refuses(firmware(json!({"serial": "a\nb"})), "spec.domain.firmware.serial", "control characters");
+    }
+
+    #[test]
+    fn uuid_of_a_vmi_alone_is_checked() {
+        accepts(firmware(json!({"uuid": "one"})));
+        for (uuid, expected) in [
+            ("5d307ca9-b3ef-428c-8861-06e72d69f223", None),
+            ("", None),
+            ("one", Some(("spec.domain.firmware.uuid", "spec.domain.firmware.uuid 'one' is not a UUID"))),
+        ] {
+            let errors = super::validate_uuid("spec", &vmi_spec(firmware(json!({"uuid": uuid}))));
+            let found = errors.as_slice().first().map(|error| (error.field.as_str(), error.message.as_str()));
+            assert_eq!(found, expected, "{uuid}");
+        }
     }
 }
