@@ -163,8 +163,15 @@ fn take(
     let waits = matches!(step, Step::Wait | Step::Release);
     put_step(observed, step, decision);
     let error = quiesce::error(observed, &status).or_else(|| volume_snapshot::error(observed));
-    status::update(observed, error, &mut status);
-    status::put(observed, &status, decision)?;
+    // Nothing is known about a VM that does not run before its first volume snapshot is there. It cannot start meanwhile.
+    let is_unknown = observed.content.status.is_none()
+        && observed.taken.is_empty()
+        && error.is_none()
+        && is_state(&status, QuiesceState::Offline);
+    if !is_unknown {
+        status::update(observed, error, &mut status);
+        status::put(observed, &status, decision)?;
+    }
     if !waits {
         volume_snapshot::create(observed, decision);
     }

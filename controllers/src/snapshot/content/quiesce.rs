@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api::{
     QuiesceState, VirtualMachineInstance, VmOperation, VmiPhase,
-    constants::{condition, event},
+    constants::condition,
     snapshot::content::{Quiesce, VirtualMachineSnapshotContentStatus},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -23,8 +23,8 @@ pub(super) const READ: &str = "ReadFailed";
 const PAUSE: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 /// Time after which a guest that was frozen before is looked at again.
 const LOOK: Duration = Duration::from_secs(2);
-/// Attempts to freeze a guest.
-const ATTEMPTS: u32 = 3;
+/// Attempts to freeze a guest, and to create its volume snapshots while it is frozen.
+pub(super) const ATTEMPTS: u32 = 3;
 /// Text of the guest agent on Windows after its shadow copies have ended by themselves.
 const TOO_LATE: &str = "fsfreeze is limited";
 
@@ -71,12 +71,10 @@ pub(super) fn begin(
 ) -> Step {
     if let Some(limit) = limit(status) {
         let is_over = observed.now >= limit;
-        let refused = |reason| observed.failure.as_ref().is_some_and(|failure| failure.reason == reason);
         // A guest that was not thawed after a refused volume thaws itself.
-        let is_left = refused(THAW) && !observed.missing().is_empty();
-        let is_hindered =
-            refused(event::FAILED_VOLUME_SNAPSHOT_CREATE) || volume_snapshot::obstacle(observed).is_some();
-        if !is_over && !is_left && !is_hindered {
+        let is_left =
+            observed.failure.as_ref().is_some_and(|failure| failure.reason == THAW) && !observed.missing().is_empty();
+        if !is_over && !is_left && volume_snapshot::error(observed).is_none() {
             decision.wake(Duration::try_from(limit.duration_since(observed.now)).unwrap_or_default());
             return Step::Nothing;
         }

@@ -121,6 +121,7 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
     let (in_time, late) = (Some("2030-01-01T00:00:55Z"), Some("2030-01-01T00:02:00Z"));
     let all = |time| taken(&[("a", time), ("b", time)]);
     let agent = || vmi(&["AgentConnected"]);
+    let refused = |attempts| failure(event::FAILED_VOLUME_SNAPSHOT_CREATE, "quota", attempts);
     // Status, guest, volume snapshots, the last refusal; effects.
     for (status, vmi, taken, failure, effects) in [
         (&none, agent(), taken(&[]), None, "freeze Frozen vs-a vs-b"),
@@ -131,14 +132,9 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
         (&none, agent(), taken(&[]), failure(quiesce::FREEZE, "no", 3), "Failed vs-a vs-b"),
         (&recent, agent(), taken(&[("a", in_time)]), None, "vs-b"),
         (&recent, agent(), taken(&[("a", None), ("b", in_time)]), None, ""),
-        // A refused volume lets the guest run.
-        (
-            &recent,
-            agent(),
-            taken(&[("a", None)]),
-            failure(event::FAILED_VOLUME_SNAPSHOT_CREATE, "quota", 1),
-            "thaw TimedOut vs-b",
-        ),
+        // A volume that is refused thrice lets the guest run.
+        (&recent, agent(), taken(&[("a", None)]), refused(2), "vs-b"),
+        (&recent, agent(), taken(&[("a", None)]), refused(3), "thaw TimedOut vs-b"),
         (&recent, agent(), taken(&[("a", None)]), failure(quiesce::THAW, "no answer", 1), "TimedOut vs-b"),
         (&old, agent(), taken(&[("a", None), ("b", in_time)]), None, "TimedOut"),
         (&recent, agent(), all(in_time), None, "thaw Thawed+created"),
@@ -160,6 +156,28 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
             observed.taken = all(late);
             assert_eq!(shown(&decide(&observed).unwrap()), "TimedOut+created");
         }
+    }
+}
+
+#[test]
+fn content_of_a_stopped_vm_has_no_status_before_its_first_volume_snapshot() {
+    let refused = |attempts| failure(event::FAILED_VOLUME_SNAPSHOT_CREATE, "denied", attempts);
+    let created = Some("2030-01-01T00:00:55Z");
+    // Volume snapshots, the last refusal; effects, error.
+    for (taken, failure, effects, error) in [
+        (taken(&[]), None, "vs-a vs-b", None),
+        (taken(&[]), refused(2), "vs-a vs-b", None),
+        (taken(&[]), refused(3), "Offline vs-a vs-b", Some("cannot create VolumeSnapshots: denied")),
+        (taken(&[("a", None)]), None, "Offline vs-b", None),
+        (taken(&[("a", created), ("b", created)]), None, "Offline+created", None),
+    ] {
+        let decision = decide(&Observed { vmi: None, taken, failure, ..observed(&Value::Null) }).unwrap();
+        assert_eq!(shown(&decision), effects);
+        let found = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { patch, .. } => patch["status"]["error"]["message"].as_str(),
+            _ => None,
+        });
+        assert_eq!(found, error, "{effects}");
     }
 }
 

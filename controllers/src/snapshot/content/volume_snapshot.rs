@@ -7,8 +7,8 @@ use api::{
 };
 use serde_json::{Value, json};
 
-use super::Observed;
-use crate::runtime::{Decision, Effect, Kind, WriteOptions};
+use super::{Observed, quiesce};
+use crate::runtime::{Decision, Effect, Failure, Kind, WriteOptions};
 
 /// Creates those that are missing.
 pub(super) fn create(observed: &Observed, decision: &mut Decision) {
@@ -76,9 +76,12 @@ pub(super) fn obstacle(observed: &Observed) -> Option<String> {
     observed.missing().into_iter().find_map(|(backup, _)| class(observed, backup).err())
 }
 
-/// Returns why volume snapshots cannot be created.
+/// Returns why volume snapshots cannot be created. The first refusals can be of a moment, and have events.
 pub(super) fn error(observed: &Observed) -> Option<String> {
-    let refused = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE);
+    let lasts = |failure: &&Failure| {
+        failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE && failure.attempts >= quiesce::ATTEMPTS
+    };
+    let refused = observed.failure.as_ref().filter(lasts);
     let refused = refused.map(|failure| format!("cannot create VolumeSnapshots: {}", failure.message));
     obstacle(observed).or(refused)
 }
