@@ -89,7 +89,7 @@ impl CloneSource {
     }
 
     /// Returns the rights that permit the clone: one of the sets. Pods can read any claim of their namespace, and with a claim
-    /// any snapshot.
+    /// any snapshot. Roles written for CDI name claims `pvcs`, which it asks for.
     pub(crate) fn rights(&self) -> Vec<Vec<ResourceAttributes>> {
         let create = |group: &str, resource: &str| ResourceAttributes {
             group: Some(group.to_owned()),
@@ -103,11 +103,13 @@ impl CloneSource {
             name: Some(self.name.clone()),
             ..create(GROUP, "datavolumes")
         };
-        let mut implicit = vec![create("", "pods")];
+        let pods = || create("", "pods");
         if self.is_snapshot {
-            implicit.push(create("", "persistentvolumeclaims"));
+            let with = |claims: &str| vec![pods(), create("", claims)];
+            vec![vec![explicit], with("persistentvolumeclaims"), with("pvcs")]
+        } else {
+            vec![vec![explicit], vec![pods()]]
         }
-        vec![vec![explicit], implicit]
     }
 
     /// Returns the message of a denial.
@@ -117,5 +119,36 @@ impl CloneSource {
             "User {user} has insufficient permissions in clone source namespace {namespace}: this service account needs the right \
              to create datavolumes/source \"{name}\" of API group {GROUP} in namespace {namespace}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_set_of_rights_permits_a_clone() {
+        for (is_snapshot, expected) in [
+            (false, &["datavolumes/source images/gold", "pods images/"][..]),
+            (
+                true,
+                &[
+                    "datavolumes/source images/gold",
+                    "pods images/, persistentvolumeclaims images/",
+                    "pods images/, pvcs images/",
+                ],
+            ),
+        ] {
+            let source = CloneSource { namespace: "images".to_owned(), name: "gold".to_owned(), is_snapshot };
+            let shown = |right: &ResourceAttributes| {
+                assert_eq!(right.verb.as_deref(), Some("create"));
+                let text = |text: &Option<String>| text.clone().unwrap_or_default();
+                let subresource = right.subresource.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
+                format!("{}{subresource} {}/{}", text(&right.resource), text(&right.namespace), text(&right.name))
+            };
+            let sets = source.rights();
+            let sets: Vec<_> = sets.iter().map(|set| set.iter().map(shown).collect::<Vec<_>>().join(", ")).collect();
+            assert_eq!(sets, expected);
+        }
     }
 }
