@@ -1,7 +1,10 @@
-//! VMs, VMIs and pods of the API server.
+//! VMs, VMIs, their pods and claims of the API server.
 
-use api::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::label};
-use k8s_openapi::api::core::v1::Pod;
+use api::{
+    VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::label, names::label_value,
+    persistent_state,
+};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{Api, Client, api::ListParams};
 
 use super::address;
@@ -91,6 +94,21 @@ impl Objects {
             }
         }
         Err(ApiError::Internal("unable to find the launcher among pods with its label".to_owned()))
+    }
+
+    /// Returns the name of the newest claim with the state of a VM.
+    pub(crate) async fn state_claim(&self, vm: &VirtualMachine) -> Result<Option<String>, ApiError> {
+        let metadata = &vm.metadata;
+        let claims = Api::<PersistentVolumeClaim>::namespaced(
+            self.client.clone(),
+            metadata.namespace.as_deref().unwrap_or_default(),
+        );
+        let name = label_value(metadata.name.as_deref().unwrap_or_default());
+        let found = claims.list(&ListParams::default().labels(&format!("{}={name}", persistent_state::LABEL))).await;
+        let found = found.map_err(|error| ApiError::Internal(format!("unable to list claims: {}", message(&error))))?;
+        let present = found.items.into_iter().filter(|claim| claim.metadata.deletion_timestamp.is_none());
+        let newest = present.max_by_key(|claim| claim.metadata.creation_timestamp.clone());
+        Ok(newest.and_then(|claim| claim.metadata.name))
     }
 
     /// Reads a pod that may be missing.

@@ -47,14 +47,19 @@ async fn serve_of_vm(call: Call<'_>, request: Request<Body>) -> Result<Response,
     check_gate(&call.context.config.current())?;
     let options: ObjectGraphOptions = call.options(request).await?;
     let vm = call.vm().await?;
-    let pod = match call.vmi_opt().await? {
+    let (objects, vmi) = (&call.context.objects, call.vmi_opt().await?);
+    let pod = match &vmi {
         Some(vmi) => {
-            let pods = call.context.objects.launcher_pods(&vmi).await?;
-            address::launcher(&vmi, &pods).and_then(|pod| pod.metadata.name.clone())
+            let pods = objects.launcher_pods(vmi).await?;
+            address::launcher(vmi, &pods).and_then(|pod| pod.metadata.name.clone())
         }
         None => None,
     };
-    Ok(json_response(StatusCode::OK, &object_graph::of_vm(&vm, pod.as_deref(), &options)))
+    let state = match vmi.as_ref().and_then(object_graph::state_claim) {
+        Some(name) => Some(name.to_owned()),
+        None => objects.state_claim(&vm).await?,
+    };
+    Ok(json_response(StatusCode::OK, &object_graph::of_vm(&vm, pod.as_deref(), state.as_deref(), &options)))
 }
 
 async fn serve_of_vmi(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {

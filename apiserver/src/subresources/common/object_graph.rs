@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::{
+    persistent_state::STATUS_VOLUME,
     subresources::{ObjectGraphNode, ObjectGraphOptions, ObjectReference, graph::DEPENDENCY_TYPE},
     vm::{
         spec::{InstancetypeMatcher, PreferenceMatcher, VirtualMachine},
@@ -61,8 +62,13 @@ fn optional(node: ObjectGraphNode) -> ObjectGraphNode {
     ObjectGraphNode { optional: Some(true), ..node }
 }
 
-/// Returns the tree of a VM. `pod`: name of its launcher pod, if there is one.
-pub(crate) fn of_vm(vm: &VirtualMachine, pod: Option<&str>, options: &ObjectGraphOptions) -> ObjectGraphNode {
+/// Returns the tree of a VM. `pod`: name of its launcher pod, if there is one. `state`: claim with its state.
+pub(crate) fn of_vm(
+    vm: &VirtualMachine,
+    pod: Option<&str>,
+    state: Option<&str>,
+    options: &ObjectGraphOptions,
+) -> ObjectGraphNode {
     let name = vm.metadata.name.as_deref().unwrap_or_default();
     let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
     let mut children = Vec::new();
@@ -80,7 +86,7 @@ pub(crate) fn of_vm(vm: &VirtualMachine, pod: Option<&str>, options: &ObjectGrap
         children.extend(matched(&Matcher::from(matcher), revision, namespace));
     }
     if let Some(spec) = &vm.spec.template.spec {
-        children.extend(of_spec(spec, namespace));
+        children.extend(of_spec(spec, state, namespace));
     }
     let root = node(KUBEVIRT, "VirtualMachine", namespace, name, Dependency::Compute);
     with(filtered(children, options), root)
@@ -91,9 +97,15 @@ pub(crate) fn of_vmi(vmi: &VirtualMachineInstance, pod: Option<&str>, options: &
     let name = vmi.metadata.name.as_deref().unwrap_or_default();
     let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
     let mut children = launcher(namespace, pod);
-    children.extend(of_spec(&vmi.spec, namespace));
+    children.extend(of_spec(&vmi.spec, state_claim(vmi), namespace));
     let root = node(KUBEVIRT, "VirtualMachineInstance", namespace, name, Dependency::Compute);
     with(filtered(children, options), root)
+}
+
+/// Returns the claim with the state of a VMI, once its status shows it.
+pub(crate) fn state_claim(vmi: &VirtualMachineInstance) -> Option<&str> {
+    let entry = vmi.status.as_ref()?.volume_status.iter().find(|entry| entry.name == STATUS_VOLUME)?;
+    entry.persistent_volume_claim_info.as_ref()?.claim_name.as_deref()
 }
 
 fn launcher(namespace: &str, pod: Option<&str>) -> Vec<ObjectGraphNode> {
@@ -146,10 +158,11 @@ fn matched(matcher: &Matcher<'_>, status: Option<&InstancetypeStatusRef>, namesp
     object.into_iter().chain(revision).collect()
 }
 
-fn of_spec(spec: &VirtualMachineInstanceSpec, namespace: &str) -> Vec<ObjectGraphNode> {
+fn of_spec(spec: &VirtualMachineInstanceSpec, state: Option<&str>, namespace: &str) -> Vec<ObjectGraphNode> {
     let credentials = spec.access_credentials.iter().filter_map(secret_of_credential);
     let mut nodes = credentials.map(|name| node("", "Secret", namespace, name, Dependency::Config)).collect::<Vec<_>>();
     nodes.extend(spec.volumes.iter().flat_map(|volume| of_volume(volume, namespace)));
+    nodes.extend(state.map(|name| claim(namespace, name)));
     nodes.extend(spec.networks.iter().filter_map(|network| network.multus.as_ref()).map(|multus| {
         let (namespace, name) = multus.definition(namespace);
         optional(node("k8s.cni.cncf.io", "NetworkAttachmentDefinition", namespace, name, Dependency::Network))
@@ -163,15 +176,18 @@ fn secret_of_credential(credential: &AccessCredential) -> Option<&str> {
     keys.or_else(password).map(|secret| secret.secret_name.as_str())
 }
 
+fn claim(namespace: &str, name: &str) -> ObjectGraphNode {
+    node("", "PersistentVolumeClaim", namespace, name, Dependency::Storage)
+}
+
 fn of_volume(volume: &Volume, namespace: &str) -> Vec<ObjectGraphNode> {
-    let claim = |name: &str| node("", "PersistentVolumeClaim", namespace, name, Dependency::Storage);
     let config = |kind: &str, name: &str| node("", kind, namespace, name, Dependency::Config);
     if let Some(source) = &volume.data_volume {
         let object = node("cdi.kubevirt.io", "DataVolume", namespace, &source.name, Dependency::Storage);
-        return vec![with(vec![claim(&source.name)], object)];
+        return vec![with(vec![claim(namespace, &source.name)], object)];
     }
     if let Some(source) = &volume.persistent_volume_claim {
-        return vec![claim(&source.claim_name)];
+        return vec![claim(namespace, &source.claim_name)];
     }
     if let Some(source) = &volume.config_map {
         return vec![config("ConfigMap", &source.name)];
@@ -256,7 +272,7 @@ mod tests {
 
     #[test]
     fn tree_of_a_vm_contains_its_dependencies() {
-        let tree = of_vm(&vm(), Some("virt-launcher-x"), &ObjectGraphOptions::default());
+        let tree = of_vm(&vm(), Some("virt-launcher-x"), Some("state"), &ObjectGraphOptions::default());
         assert_eq!(
             names(&tree),
             [
@@ -269,6 +285,7 @@ mod tests {
                 "DataVolume/dv",
                 "PersistentVolumeClaim/dv",
                 "Secret/user",
+                "PersistentVolumeClaim/state",
                 "NetworkAttachmentDefinition/nad",
             ]
         );
@@ -286,22 +303,22 @@ mod tests {
 
     #[test]
     fn options_filter_all_but_the_root() {
-        let tree = of_vm(&vm(), None, &options(json!({"includeOptionalNodes": false})));
+        let tree = of_vm(&vm(), None, None, &options(json!({"includeOptionalNodes": false})));
         assert!(!names(&tree).iter().any(|name| name.contains("small") || name.contains("nad")));
         let storage = json!({"labelSelector": {"matchLabels": {"kubevirt.io/dependency-type": "storage"}}});
         assert_eq!(
-            names(&of_vm(&vm(), None, &options(storage))),
-            ["VirtualMachine/vm", "DataVolume/dv", "PersistentVolumeClaim/dv"]
+            names(&of_vm(&vm(), None, Some("state"), &options(storage))),
+            ["VirtualMachine/vm", "DataVolume/dv", "PersistentVolumeClaim/dv", "PersistentVolumeClaim/state"]
         );
         let other = json!({"labelSelector": {"matchExpressions": [
             {"key": "kubevirt.io/dependency-type", "operator": "NotIn", "values": ["storage", "config", "compute"]}
         ]}});
         assert_eq!(
-            names(&of_vm(&vm(), None, &options(other))),
+            names(&of_vm(&vm(), None, Some("state"), &options(other))),
             ["VirtualMachine/vm", "NetworkAttachmentDefinition/nad"]
         );
         let invalid = json!({"labelSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}});
-        assert_eq!(names(&of_vm(&vm(), None, &options(invalid))).len(), 9);
+        assert_eq!(names(&of_vm(&vm(), None, None, &options(invalid))).len(), 9);
     }
 
     #[test]
@@ -310,9 +327,14 @@ mod tests {
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
             "metadata": {"name": "vmi", "namespace": "ns"},
             "spec": {"domain": {"devices": {}}, "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}]},
+            "status": {"volumeStatus": [
+                {"name": "persistent-state-for-this-vm", "target": "", "persistentVolumeClaimInfo": {"claimName": "state"}},
+                {"name": "a", "target": "vda", "persistentVolumeClaimInfo": {"claimName": "c"}},
+            ]},
         }))
         .unwrap();
         let tree = of_vmi(&vmi, Some("pod"), &ObjectGraphOptions::default());
-        assert_eq!(names(&tree), ["VirtualMachineInstance/vmi", "Pod/pod", "PersistentVolumeClaim/c"]);
+        let claims = ["PersistentVolumeClaim/c", "PersistentVolumeClaim/state"];
+        assert_eq!(names(&tree), ["VirtualMachineInstance/vmi", "Pod/pod", claims[0], claims[1]]);
     }
 }
