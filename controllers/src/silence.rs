@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 /// The last signs of life, by the names of their senders.
 #[derive(Debug, Default)]
 pub(crate) struct Signs(BTreeMap<String, (String, Instant)>);
@@ -24,6 +26,15 @@ impl Signs {
                 self.0.insert(name.to_owned(), (sign.to_owned(), now));
                 Some(Duration::ZERO)
             }
+        }
+    }
+
+    /// Forgets the sign of an object that is gone, by its UID. Another one can have its name.
+    pub(crate) fn forget_gone(&mut self, former: Option<&ObjectMeta>, present: Option<&ObjectMeta>) {
+        let former = former.and_then(|metadata| metadata.uid.as_ref());
+        let present = present.and_then(|metadata| metadata.uid.as_ref());
+        if let Some(uid) = former.filter(|_| former != present) {
+            self.0.remove(uid);
         }
     }
 }
@@ -53,5 +64,21 @@ mod tests {
             assert_eq!(signs.note("m", None, begin), None);
         }
         assert_eq!(signs.0.len(), 1);
+    }
+
+    #[test]
+    fn object_that_is_gone_is_forgotten_although_nobody_decides_about_it_any_more() {
+        let object = |uid: &str| ObjectMeta { uid: Some(uid.to_owned()), ..ObjectMeta::default() };
+        // The present object after the former one with UID a; the former one is known.
+        for (present, is_known) in [(Some("a"), true), (Some("b"), false), (None, false)] {
+            let mut signs = Signs::default();
+            for uid in ["a", "other"] {
+                signs.note(uid, Some("sign"), Instant::now());
+            }
+            signs.forget_gone(None, Some(&object("a")));
+            signs.forget_gone(Some(&object("a")), present.map(object).as_ref());
+            assert_eq!(signs.0.contains_key("a"), is_known, "{present:?}");
+            assert!(signs.0.contains_key("other"));
+        }
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct Migrations {
     /// UIDs of migrations whose unschedulable target pod has been reported.
     reported: Mutex<HashSet<String>>,
     /// Signs of life of running migrations, by their UIDs.
-    signs: Mutex<Signs>,
+    signs: Arc<Mutex<Signs>>,
 }
 
 impl Migrations {
@@ -68,7 +68,7 @@ impl Migrations {
             by_status,
             wake: OnceLock::new(),
             reported: Mutex::default(),
-            signs: Mutex::default(),
+            signs: Arc::default(),
         }
     }
 }
@@ -105,8 +105,11 @@ impl Controller for Migrations {
         let follow = self.gate.clone().follow(self.view.clone(), self.config.clone(), wake.clone());
         // Before the key itself is queued, so that it is decided about with its own standing.
         let (followed, woken, all) = (follow.clone(), wake.clone(), caches.migrations.clone());
-        let metrics = self.metrics.clone();
+        let (metrics, signs) = (self.metrics.clone(), self.signs.clone());
         caches.migrations.listen(move |(former, present)| {
+            // Another replica may hold its shard by now.
+            lock(&signs)
+                .forget_gone(former.map(|migration| &migration.metadata), present.map(|migration| &migration.metadata));
             let Some(migration) = present.or(former) else { return };
             followed(vec![Key::of(&migration.metadata)]);
             if let (Some(former), Some(present)) = (former, present) {

@@ -54,7 +54,7 @@ pub(crate) struct Vmis {
     metrics: Metrics,
     launcher_images: LauncherImages,
     /// Ended launchers of VMIs that have not ended, by the UIDs of the VMIs.
-    ended: Mutex<Signs>,
+    ended: Arc<Mutex<Signs>>,
 }
 
 impl Vmis {
@@ -64,7 +64,7 @@ impl Vmis {
             config: setup.config.clone(),
             metrics: setup.metrics.clone(),
             launcher_images: LauncherImages::new(&setup.options),
-            ended: Mutex::default(),
+            ended: Arc::default(),
         }
     }
 }
@@ -94,8 +94,10 @@ impl Controller for Vmis {
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vmis);
-        let metrics = self.metrics.clone();
+        let (metrics, ended) = (self.metrics.clone(), self.ended.clone());
         caches.vmis.listen(move |(former, present)| {
+            // Another replica may hold its shard by now.
+            lock(&ended).forget_gone(former.map(|vmi| &vmi.metadata), present.map(|vmi| &vmi.metadata));
             if let (Some(former), Some(present)) = (former, present) {
                 metrics.phase_changed(former, present, Timestamp::now());
             }
