@@ -18,7 +18,7 @@ use kube::{
 };
 use tokio::time::Instant;
 
-use super::lease::Times;
+use super::lease_times::Times;
 
 /// Least time between the starts of two watches of a lease. Meanwhile it is read.
 const START_INTERVAL: Duration = Duration::from_secs(30);

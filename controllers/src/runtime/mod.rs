@@ -15,6 +15,7 @@ mod effect;
 mod executor;
 mod kind;
 mod lease;
+mod lease_times;
 mod lease_watch;
 mod metrics;
 mod queue;
@@ -32,7 +33,8 @@ pub(crate) use self::{
         DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, has_finalizer,
     },
     executor::{Answers, ClaimUser, Executor},
-    lease::{Election, Leadership, Times},
+    lease::{Election, Leadership},
+    lease_times::Times,
     metrics::Metrics,
     recorder::Recorder,
     runner::{Run, Runner},
