@@ -156,7 +156,9 @@ words! {
 words! {
     /// State of the memory of a VMI that is saved or restored.
     SavedMemoryPhase {
-        /// The memory is to be saved.
+        /// The memory is to be saved. virt-handler has not begun.
+        Requested = "Requested",
+        /// The launcher is asked to save the memory.
         Saving = "Saving",
         /// The memory is saved, and the guest has ended.
         Saved = "Saved",

@@ -48,7 +48,7 @@ use crate::{
 
 /// Reason of a refused write for a hibernation.
 const FAILED: &str = "HibernationError";
-/// Time within which the claim of a save must be made and bound: it holds the lease.
+/// Time within which a save must begin: it holds the lease.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// Longest part of the VM's name in the name of a file.
 const VM_NAME: usize = 63;
@@ -177,10 +177,6 @@ fn next(
             _ if !known.owns_claim && observed.hibernation_claim.is_none() => {
                 failed(&format!("PVC {} not found", known.claim_name))
             }
-            _ if time_to_bind(observed).is_some_and(|left| left.is_zero()) => {
-                let text = format!("PVC {} was not bound within five minutes", known.claim_name);
-                failed(refused(observed).map_or(text.as_str(), |failure| failure.message.as_str()))
-            }
             _ => Ok(None),
         },
         // Its end was noticed before.
@@ -214,9 +210,9 @@ fn refused(observed: &Observed) -> Option<&Failure> {
     observed.failure.as_ref().filter(|failure| failure.reason == FAILED)
 }
 
-/// Returns the time that is left to make and bind the claim of a save. `None`: it is bound.
-fn time_to_bind(observed: &Observed) -> Option<Duration> {
-    if observed.hibernation_claim.as_ref().is_some_and(|claim| claim.phase == "Bound") {
+/// Returns the time that is left to begin a save, for which its claim is made, bound and attached. `None`: it has begun, or ended.
+fn time_to_begin(observed: &Observed, memory: Option<&SavedMemory>) -> Option<Duration> {
+    if memory.is_some_and(|memory| memory.phase != SavedMemoryPhase::Requested) {
         return None;
     }
     let since = observed.vm.status.as_ref()?.operation.as_ref()?.since.as_ref()?.0;
@@ -311,10 +307,11 @@ fn carry_out(
     decision: &mut Decision,
 ) -> Result<Option<Hibernation>, serde_json::Error> {
     let refused = refused(observed);
+    let time = time_to_begin(observed, memory_of(known, vmi));
     let mut same = known.clone();
     if matches!(known.phase, Phase::Saving) {
         same.message = refused.map(|failure| failure.message.clone());
-        if let Some(left) = time_to_bind(observed) {
+        if let Some(left) = time.filter(|left| !left.is_zero()) {
             decision.wake(left);
         }
     }
@@ -322,6 +319,11 @@ fn carry_out(
         return Ok(Some(same));
     }
     match known.phase {
+        Phase::Saving if time.is_some_and(|left| left.is_zero()) => {
+            if let Some(vmi) = vmi.filter(|vmi| !vmi.is_deleting()) {
+                give_up(observed, known, vmi, decision)?;
+            }
+        }
         Phase::Saving if observed.hibernation_claim.is_none() => {
             let vmi = vmi.and_then(guest_memory).unwrap_or_default();
             let claim = claim(observed, known, vmi);
@@ -332,7 +334,7 @@ fn carry_out(
             if let Some(vmi) = vmi.filter(|vmi| memory_of(known, Some(vmi)).is_none() && !vmi.is_deleting()) {
                 change_vmi(observed, vmi, decision, |vmi| {
                     put(&mut vmi.spec, &known.claim_name, true);
-                    vmi.status.get_or_insert_default().hibernation = Some(memory(known, SavedMemoryPhase::Saving));
+                    vmi.status.get_or_insert_default().hibernation = Some(memory(known, SavedMemoryPhase::Requested));
                 })?;
             }
         }
@@ -343,6 +345,29 @@ fn carry_out(
         _ => {}
     }
     Ok(Some(same))
+}
+
+/// Ends a save that was not begun. This is decided in the VMI, which virt-handler changes before it begins: one of both writes is refused.
+fn give_up(
+    observed: &Observed,
+    known: &Hibernation,
+    vmi: &VirtualMachineInstance,
+    decision: &mut Decision,
+) -> Result<(), serde_json::Error> {
+    let claim = &known.claim_name;
+    let is_bound = observed.hibernation_claim.as_ref().is_some_and(|claim| claim.phase == "Bound");
+    let mut text = match is_bound {
+        true => format!("the save to PVC {claim} did not begin within five minutes"),
+        false => format!("PVC {claim} was not bound within five minutes"),
+    };
+    if let Some(shown) = status_of(vmi, claim).and_then(|shown| shown.message.as_ref()) {
+        text = format!("{text}: {shown}");
+    }
+    let message = refused(observed).map_or(text, |failure| failure.message.clone());
+    change_vmi(observed, vmi, decision, |vmi| {
+        let failed = SavedMemory { message: Some(message), ..memory(known, SavedMemoryPhase::SaveFailed) };
+        vmi.status.get_or_insert_default().hibernation = Some(failed);
+    })
 }
 
 /// Takes the claim from the VMI, then removes it if it was made for this hibernation. What failed stays recorded, without the claim.

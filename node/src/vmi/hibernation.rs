@@ -1,9 +1,13 @@
 //! The memory of a guest in a claim: the request to save it, the wait for it before a start, and its phases. Pure.
 //!
 //! ```text
-//!   Saving ──(domain ended as saved)──> Saved          Restoring ──(file marked, guest runs)──> Restored
-//!      └──────────────────────────────> SaveFailed
+//!   Requested ──(claim mounted)──> Saving ──(domain ended as saved)──> Saved
+//!       │                            └───────────────────────────────> SaveFailed
+//!       └──(not supported, or given up by virt-controller)───────────────┘
+//!   Restoring ──(file marked, guest runs)──> Restored
 //! ```
+//! The launcher is asked only once `Saving` is in the API server. virt-controller gives up only what is `Requested`; both write on
+//! condition of the version that they have read.
 //! `Saved` is written together with the final phase of the VMI, so that no VMI has ended whose memory might be saved.
 
 use api::{SavedMemoryPhase as Phase, VirtualMachineInstance, hibernation, vmi::status::SavedMemory};
@@ -33,7 +37,7 @@ pub(super) fn content(vmi: &VirtualMachineInstance) -> Option<Content> {
     let memory = memory_of(vmi)?;
     let file = memory.file_name.clone();
     match memory.phase {
-        Phase::Saving => Some(Content::Memory { file, is_new: true }),
+        Phase::Requested | Phase::Saving => Some(Content::Memory { file, is_new: true }),
         Phase::Restoring => Some(Content::Memory { file, is_new: false }),
         _ => None,
     }
@@ -84,6 +88,11 @@ pub(super) fn obstacle(observed: &Observed) -> Option<&'static str> {
 pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed) {
     let (Some(memory), Some(report)) = (memory, &observed.report) else { return };
     match memory.phase {
+        Phase::Requested => match is_supported(&observed.link) {
+            Some(true) if observed.domain().is_alive() && is_mounted(observed, memory) => memory.phase = Phase::Saving,
+            Some(false) => (memory.phase, memory.message) = (Phase::SaveFailed, Some(NOT_SUPPORTED.to_owned())),
+            _ => {}
+        },
         Phase::Saving => {
             let ended = report.memory_save.as_ref().filter(|save| save.ended && is_of(save, memory));
             let has_saved = report.lifecycle() == Lifecycle::Shutoff && simplified(&report.reason) == "saved";
@@ -130,6 +139,17 @@ mod tests {
         observed
     }
 
+    fn connected(features: &[Feature]) -> Link {
+        Link::Up {
+            connection: 1,
+            greeted: true,
+            networked: true,
+            synced: None,
+            results_from: 0,
+            features: features.iter().copied().collect(),
+        }
+    }
+
     fn file(ended: bool, failure: &str) -> MemoryFile {
         MemoryFile { volume: "c".into(), file: "v-1.memory.save".into(), ended, failure: failure.into() }
     }
@@ -167,14 +187,6 @@ mod tests {
     fn memory_is_saved_and_restored_in_its_volume_only() {
         let mut saving = observed("Saving", Lifecycle::Running, "booted");
         let mut restoring = observed("Restoring", Lifecycle::NoDomain, "");
-        let connected = |features: &[Feature]| Link::Up {
-            connection: 1,
-            greeted: true,
-            networked: true,
-            synced: None,
-            results_from: 0,
-            features: features.iter().copied().collect(),
-        };
         assert_eq!(request(&saving), None, "not connected");
         saving.link = connected(&[Feature::MemorySave]);
         restoring.link = connected(&[Feature::MemorySave]);
@@ -191,5 +203,31 @@ mod tests {
         restoring.link = connected(&[]);
         assert!(delays_start(&restoring));
         assert_eq!(obstacle(&restoring), Some(NOT_SUPPORTED));
+    }
+
+    #[test]
+    fn save_begins_once_its_claim_is_mounted_and_the_object_says_so() {
+        // Features of the launcher, its mounts, the domain; the phase after.
+        for (supported, mounted, lifecycle, after) in [
+            (None, true, Lifecycle::Running, "Requested"),
+            (Some(true), false, Lifecycle::Running, "Requested"),
+            (Some(true), true, Lifecycle::Shutoff, "Requested"),
+            (Some(true), true, Lifecycle::Running, "Saving"),
+            (Some(false), true, Lifecycle::Running, "SaveFailed"),
+        ] {
+            let mut observed = observed("Requested", lifecycle, "booted");
+            assert_eq!(content(&observed.vmi), Some(Content::Memory { file: "v-1.memory.save".into(), is_new: true }));
+            if let Some(supported) = supported {
+                observed.link = connected(if supported { &[Feature::MemorySave] } else { &[] });
+            }
+            let mut volumes = LauncherVolumes::default();
+            volumes.volumes.mounted.extend(mounted.then(|| "c".to_owned()));
+            observed.volumes = Some(volumes);
+            let mut status = observed.vmi.status.clone().unwrap();
+            apply(status.hibernation.as_mut(), &observed);
+            assert_eq!(status.hibernation.unwrap().phase.as_str(), after, "{supported:?} {mounted} {lifecycle:?}");
+            // virt-controller may have given it up since the object was read.
+            assert_eq!(request(&observed), None);
+        }
     }
 }

@@ -82,6 +82,7 @@ fn each_phase_is_recorded_before_its_consequence() {
         ("Always", "Requested", Some("Scheduled"), None, false, &[], Some("Failed")),
         ("Always", "Saving", Some("Running"), None, false, &["create claim"], None),
         ("Always", "Saving", Some("Running"), None, true, &["change VMI"], None),
+        ("Always", "Saving", Some("Running"), Some("Requested"), true, &[], None),
         ("Always", "Saving", Some("Running"), Some("Saving"), true, &[], None),
         ("Always", "Saving", Some("Running"), Some("SaveFailed"), true, &[], Some("Failed")),
         // The VMI stays until the record is written, whatever the run strategy says.
@@ -149,30 +150,49 @@ fn only_a_start_by_a_user_resumes() {
 }
 
 #[test]
-fn save_waits_a_limited_time_for_its_claim() {
-    for (phase, minutes, next, wake) in [
-        (Some("Pending"), 4, None, Some(60)),
-        (Some("Pending"), 5, Some("Failed"), None),
-        (Some("Bound"), 5, None, None),
+fn save_that_does_not_begin_in_time_is_given_up_in_its_vmi() {
+    let bound = "PVC hibernation-of-v-cafe was not bound within five minutes: no such image";
+    let attached = "the save to PVC hibernation-of-v-cafe did not begin within five minutes: no such image";
+    // The memory in the VMI, the claim, the minutes since the VM has the lease; why it is given up, or when it is looked at again.
+    for (memory, claim_phase, minutes, given_up, wake) in [
+        (Some("Requested"), Some("Pending"), 4, None, Some(60)),
+        (Some("Requested"), Some("Pending"), 5, Some(bound), None),
+        (Some("Requested"), Some("Bound"), 4, None, Some(60)),
+        (Some("Requested"), Some("Bound"), 5, Some(attached), None),
+        // It has begun.
+        (Some("Saving"), Some("Bound"), 5, None, None),
+        (Some("Saving"), Some("Pending"), 5, None, None),
         // A quota refuses it.
-        (None, 4, None, Some(60)),
-        (None, 5, Some("Failed"), None),
+        (None, None, 4, None, Some(60)),
+        (None, None, 5, Some(bound), None),
+        // The VMI does not show it yet.
+        (None, Some("Bound"), 4, None, Some(60)),
+        (None, Some("Bound"), 5, Some(attached), None),
     ] {
         let mut vm = hibernating("Always", "Saving");
-        let vmi = vmi(&VirtualMachine { status: None, ..vm.clone() }, "Running", Some("Saving"));
+        let mut vmi = vmi(&VirtualMachine { status: None, ..vm.clone() }, "Running", memory);
+        let entry = json!([{"name": CLAIM, "target": "", "message": "no such image"}]);
+        vmi.status.as_mut().unwrap().volume_status = serde_json::from_value(entry).unwrap();
         let since = "2030-01-01T00:00:00Z".parse().unwrap();
         vm.status.as_mut().unwrap().operation.as_mut().unwrap().since = Some(Time(since));
-        let made = phase.map(|phase| Arc::new(CachedClaim { phase: phase.to_owned(), ..(*claim()).clone() }));
+        let made = claim_phase.map(|phase| Arc::new(CachedClaim { phase: phase.to_owned(), ..(*claim()).clone() }));
         let decision = decide(&Observed {
             hibernation_claim: made,
             now: format!("2030-01-01T00:0{minutes}:00Z").parse().unwrap(),
             ..observed(&vm, Some(&vmi), None, &ClusterConfig::default())
         })
         .unwrap();
-        let written = acts(&decision).1.filter(|written| written != "Saving");
-        assert_eq!(written.as_deref(), next, "{phase:?} {minutes}");
+        let row = format!("{memory:?} {claim_phase:?} {minutes}");
+        let ends = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::Instance, patch, .. } => {
+                Some(&patch["status"]["hibernation"]).filter(|memory| memory["phase"] == "SaveFailed")
+            }
+            _ => None,
+        });
+        assert_eq!(ends.and_then(|memory| memory["message"].as_str()), given_up, "{row}");
+        assert!(acts(&decision).1.is_none_or(|written| written == "Saving"), "{row}: the VM follows its VMI");
         if let Some(wake) = wake {
-            assert_eq!(decision.wake_after, Some(Duration::from_secs(wake)));
+            assert_eq!(decision.wake_after, Some(Duration::from_secs(wake)), "{row}");
         }
     }
 }
