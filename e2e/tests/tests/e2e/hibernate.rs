@@ -70,8 +70,26 @@ async fn continued(s: &Story) -> Result<()> {
     guest.leave().await?;
     let vmi = s.get("vmi", "box").await?;
     ensure!(!vmi["spec"]["volumes"].to_string().contains(&claim) && vmi["status"]["hibernation"].is_null(), "{vmi}");
+    continued_paused(s, &boot, now).await?;
     discarded(s, &boot).await?;
     refused_by_name(s).await
+}
+
+/// A guest that is restored paused continues when it is unpaused.
+async fn continued_paused(s: &Story, boot: &str, counted: u32) -> Result<()> {
+    s.virt(&["hibernate", "box", "--wait"]).await?;
+    s.virt(&["start", "box", "--paused", "--wait"]).await?;
+    let is_paused = |vmi: &Value| condition(vmi, "Paused")["reason"] == "PausedByUser";
+    s.wait("vmi", "box", "be Paused", MINUTES, is_paused).await?;
+    wait_over(s, "box").await?;
+    let vmi = s.get("vmi", "box").await?;
+    ensure!(is_paused(&vmi), "the guest runs: {}", vmi["status"]);
+    s.virt(&["unpause", "vm", "box"]).await?;
+    let mut guest = console(s, "box").await?;
+    ensure!(run(&mut guest, BOOT).await? == *boot, "the guest has booted");
+    let now: u32 = run(&mut guest, "sleep 2; kill -0 $(cat /tmp/counter) && cat /tmp/count").await?.parse()?;
+    ensure!(now > counted, "{counted} and then {now}");
+    guest.leave().await
 }
 
 /// Saved memory that is not wanted is removed, and the guest boots.
