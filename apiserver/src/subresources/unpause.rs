@@ -1,7 +1,7 @@
 //! `virtualmachineinstances/unpause`: resumes the vCPUs of a paused VMI.
 
 use api::{
-    SavedMemoryPhase, VirtualMachine, VirtualMachineInstance, VmOperation, constants::condition,
+    SavedMemoryPhase as Memory, VirtualMachine, VirtualMachineInstance, VmOperation, constants::condition,
     subresources::PauseOptions, vm::lease::Attempt,
 };
 use axum::{body::Body, response::Response};
@@ -29,11 +29,11 @@ fn check_vm(vm: Option<&VirtualMachine>, vmi: Option<&VirtualMachineInstance>) -
     let Some(vm) = vm else { return Ok(()) };
     let Some(lease) = vm.status.as_ref().and_then(|status| status.forbids(Attempt::Unpause)) else { return Ok(()) };
     let memory = vmi.and_then(|vmi| vmi.status.as_ref()?.hibernation.as_ref());
+    let is_in = |phases: &[Memory]| memory.is_some_and(|memory| phases.contains(&memory.phase));
     let text = match lease.operation {
-        // The VM shows it a moment later.
-        VmOperation::Hibernation if memory.is_some_and(|memory| memory.phase == SavedMemoryPhase::Restored) => {
-            return Ok(());
-        }
+        // No paused guest is saved. While the launcher saves one, the VMI does not show its pause, and the launcher refuses. The VM
+        // shows a moment later that the memory was restored.
+        VmOperation::Hibernation if is_in(&[Memory::Requested, Memory::Saving, Memory::Restored]) => return Ok(()),
         // Clients know this text.
         VmOperation::Snapshot => "VM snapshot is in progress".to_owned(),
         _ => format!("cannot unpause the guest: {}", lease.holder()),
@@ -89,9 +89,9 @@ mod tests {
             let expected = text.map_or(Ok(()), |text| Err(ApiError::conflict(Kind::VirtualMachine, "vm", text)));
             assert_eq!(check_vm(Some(&held), None), expected, "{operation}");
         }
-        // Its VM has not recorded yet that the memory was restored.
+        // The guest was paused before it could be saved, or its VM has not recorded yet that the memory was restored.
         let resuming = vm(json!({"operation": {"operation": "Hibernation", "name": "o", "uid": "u"}}));
-        for (phase, is_permitted) in [("Restoring", false), ("Restored", true)] {
+        for (phase, is_permitted) in [("Requested", true), ("Saving", true), ("Restoring", false), ("Restored", true)] {
             let memory = json!({"claimName": "c", "fileName": "f", "phase": phase});
             let vmi = testing::vmi(json!({"domain": {"devices": {}}}), json!({"hibernation": memory}));
             assert_eq!(check_vm(Some(&resuming), Some(&vmi)).is_ok(), is_permitted, "{phase}");

@@ -89,7 +89,10 @@ pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed) {
     let (Some(memory), Some(report)) = (memory, &observed.report) else { return };
     match memory.phase {
         Phase::Requested => match is_supported(&observed.link) {
-            Some(true) if observed.domain().is_alive() && is_mounted(observed, memory) => memory.phase = Phase::Saving,
+            // The launcher saves no paused guest.
+            Some(true) if report.lifecycle() == Lifecycle::Running && is_mounted(observed, memory) => {
+                memory.phase = Phase::Saving;
+            }
             Some(false) => (memory.phase, memory.message) = (Phase::SaveFailed, Some(NOT_SUPPORTED.to_owned())),
             _ => {}
         },
@@ -212,6 +215,7 @@ mod tests {
             (None, true, Lifecycle::Running, "Requested"),
             (Some(true), false, Lifecycle::Running, "Requested"),
             (Some(true), true, Lifecycle::Shutoff, "Requested"),
+            (Some(true), true, Lifecycle::Paused, "Requested"),
             (Some(true), true, Lifecycle::Running, "Saving"),
             (Some(false), true, Lifecycle::Running, "SaveFailed"),
         ] {
