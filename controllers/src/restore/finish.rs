@@ -11,7 +11,17 @@ use crate::{
 
 /// Returns the last step of a restore.
 pub(super) fn step(observed: &Observed) -> Result<Step, serde_json::Error> {
-    Ok(Step::show(Shown::complete()).before(effects(observed)).before(observed.release(true)?))
+    Ok(Step::show(Shown::complete()).before(effects(observed)).before(belong(observed)).before(observed.release(true)?))
+}
+
+/// Makes the VM the owner of the restore, which is then deleted with it, unless a clone is. One that does not end well gets no owner: with
+/// the VM, its error would go as well.
+fn belong(observed: &Observed) -> Option<Effect> {
+    let restore = &observed.restore.metadata;
+    let vm = observed.vm.as_deref().filter(|_| restore.owner_references.iter().flatten().next().is_none())?;
+    let owners = [Kind::VirtualMachine.owner_reference(&vm.metadata)];
+    let patch = json!({"metadata": {"ownerReferences": owners}});
+    Some(Effect::merge(Kind::VmRestore, restore, patch).refused_as(REFUSED))
 }
 
 /// Returns what is left to do for a VM that was restored.

@@ -26,6 +26,7 @@ fn restored_vm_loses_its_former_disks_and_the_lease() {
         [
             "patch DataVolume root",
             "delete DataVolume root",
+            "patch VirtualMachineRestore r",
             "patch VirtualMachine v status",
             "patch VirtualMachineRestore r status",
         ]
@@ -54,6 +55,25 @@ fn hibernation_is_not_forgotten_before_its_claim_is_deleted() {
 }
 
 #[test]
+fn complete_restore_is_owned_by_its_vm_or_its_clone() {
+    let owner = |observed: &Observed| patch(observed, Kind::VmRestore, None)["metadata"]["ownerReferences"].clone();
+    let mut observed = done();
+    let vm = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid", "controller": true,
+        "blockOwnerDeletion": true,
+    });
+    assert_eq!(owner(&observed), json!([vm]));
+    let clone =
+        json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone", "name": "c", "uid": "c"});
+    for owned in [vm, clone] {
+        let mut change = named();
+        change["metadata"] = json!({"ownerReferences": [owned]});
+        observed.restore = restore(&change);
+        assert_eq!(owner(&observed), Value::Null);
+    }
+}
+
+#[test]
 fn restored_state_replaces_the_former_one() {
     let mut observed = done();
     let mut status = named();
@@ -67,7 +87,7 @@ fn restored_state_replaces_the_former_one() {
     observed.states = vec![claim("state-1", "Bound", &labelled).1];
     assert_eq!(
         lines(&observed)[..3],
-        ["patch PersistentVolumeClaim state-2", "patch PersistentVolumeClaim state-1", "patch VirtualMachine v status"]
+        ["patch PersistentVolumeClaim state-2", "patch PersistentVolumeClaim state-1", "patch VirtualMachineRestore r"]
     );
     labelled["metadata"]["ownerReferences"] = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid", "controller": true}]);
     observed.states = vec![claim("state-1", "Bound", &labelled).1];

@@ -122,10 +122,9 @@ async fn restored(s: &Story) -> Result<()> {
     start(s, "twin").await?;
     let (twin, _) = read(s, "twin", "before").await?;
     ensure!(twin == "02:00:00:00:00:38", "{twin}, source {mac}");
-    // The record of a restore outlives its VM.
+    // The record of a complete restore goes with its VM.
     s.delete("vm", "box").await?;
-    s.wait_gone("vm", "box", MINUTES).await?;
-    s.get("VirtualMachineRestore", "back").await.map(drop)
+    s.wait_gone("VirtualMachineRestore", "back", MINUTES).await
 }
 
 #[test]
