@@ -59,6 +59,12 @@ pub struct VirtualMachineRestoreSpec {
 }
 
 impl VirtualMachineRestore {
+    /// Returns the text by which objects name it.
+    pub fn id(&self) -> String {
+        let text = |part: &Option<String>| part.clone().unwrap_or_default();
+        format!("{}-{}", text(&self.metadata.name), text(&self.metadata.uid))
+    }
+
     /// Returns true if claims are deleted and made again under their names.
     pub fn is_in_place(&self) -> bool {
         self.spec.volume_restore_policy.as_deref() == Some("InPlace")

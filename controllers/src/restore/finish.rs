@@ -1,6 +1,7 @@
 //! The writes after a VM was restored. Each can be repeated.
 
 use api::{VirtualMachine, constants::annotation, names, owner, persistent_state};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::json;
 
 use super::{Observed, REFUSED, Shown, Step, marks, source, target, volumes};
@@ -14,13 +15,21 @@ pub(super) fn step(observed: &Observed) -> Result<Step, serde_json::Error> {
     Ok(Step::show(Shown::complete()).before(effects(observed)).before(belong(observed)).before(observed.release(true)?))
 }
 
-/// Makes the VM the owner of the restore, which is then deleted with it, unless a clone is. One that does not end well gets no owner: with
-/// the VM, its error would go as well.
+/// Makes the VM the owner of the restore, for clients that look for it, unless a clone is. One that is being deleted has released its
+/// restores, or is about to (`vm/restores.rs`).
 fn belong(observed: &Observed) -> Option<Effect> {
     let restore = &observed.restore.metadata;
-    let vm = observed.vm.as_deref().filter(|_| restore.owner_references.iter().flatten().next().is_none())?;
-    let owners = [Kind::VirtualMachine.owner_reference(&vm.metadata)];
-    let patch = json!({"metadata": {"ownerReferences": owners}});
+    let vm = observed.vm.as_deref().filter(|vm| vm.metadata.deletion_timestamp.is_none())?;
+    if restore.owner_references.iter().flatten().next().is_some() {
+        return None;
+    }
+    // It is not controlled by the VM, and holds up nothing.
+    let owner = OwnerReference {
+        controller: None,
+        block_owner_deletion: None,
+        ..Kind::VirtualMachine.owner_reference(&vm.metadata)
+    };
+    let patch = json!({"metadata": {"ownerReferences": [owner]}});
     Some(Effect::merge(Kind::VmRestore, restore, patch).refused_as(REFUSED))
 }
 

@@ -107,8 +107,7 @@ struct Source<'a> {
 impl Observed {
     /// Returns the text by which objects name the restore.
     fn id(&self) -> String {
-        let text = |part: &Option<String>| part.clone().unwrap_or_default();
-        format!("{}-{}", text(&self.restore.metadata.name), text(&self.restore.metadata.uid))
+        self.restore.id()
     }
 
     fn namespace(&self) -> &str {

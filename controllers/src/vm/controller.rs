@@ -22,6 +22,7 @@ use crate::{
         needs,
         start_revisions::StartRevisionIndex,
         storage_profiles::CachedStorageProfile,
+        vm_snapshots::RestoreIndex,
         vms::{VmIndex, claim_names, data_volume_names, hibernation_claim, instancetype_key},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
@@ -63,6 +64,7 @@ impl Controller for Vms {
         Resource::SnapshotClasses,
         Resource::StorageClasses,
         Resource::StorageProfiles,
+        Resource::VmRestores,
     ]);
     type Caches = Caches;
     type Observed = Observed;
@@ -133,6 +135,9 @@ impl Controller for Vms {
             |name: &str| Some((name.to_owned(), caches.data_volumes.get(&Key::new(key.namespace.clone(), name))?));
         let data_volumes: BTreeMap<_, _> = data_volume_names(&vm).filter_map(data_volume).collect();
         let starts = vm.metadata.uid.clone().map(|uid| caches.starts.by(&StartRevisionIndex::Vm(uid)));
+        // After the VM: a restore that was completed for a VM not yet deleted is seen with its owner, or as not complete.
+        let deleted = vm.metadata.deletion_timestamp.as_ref();
+        let restores = deleted.map(|_| caches.vm_restores.by(&RestoreIndex::Vm(key.clone())));
         let instance = caches.vmis.get(key);
         let claims = caches.claims_named(&key.namespace, claim_names(&vm));
         let state_claim = state_claim(caches, &vm, instance.as_deref());
@@ -151,6 +156,7 @@ impl Controller for Vms {
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
             starts: starts.unwrap_or_default(),
+            restores: restores.unwrap_or_default(),
             destinations: volume_migration::destinations(caches, &vm),
             config: self.config.current(),
             failure: attempt.failure.cloned(),

@@ -22,6 +22,7 @@ mod nics;
 mod printable;
 mod resize;
 mod restart;
+mod restores;
 mod revision;
 mod run_strategy;
 mod start;
@@ -37,6 +38,7 @@ use api::{
     config::ClusterConfig,
     constants::{condition, event, finalizer, reason},
     owner,
+    snapshot::restore::VirtualMachineRestore,
     traceparent::TraceParent,
     vm::{lease::Attempt, status::VirtualMachineStateChangeRequest},
 };
@@ -88,6 +90,8 @@ pub(crate) struct Observed {
     pub hibernation_claim: Option<Arc<CachedClaim>>,
     /// A migration of the VMI has not ended.
     pub is_migrated: bool,
+    /// Its restores, if it is being deleted.
+    pub restores: Vec<Arc<VirtualMachineRestore>>,
     /// DataVolumes of the claims that volumes may move to.
     pub destinations: crate::data_volumes::DataVolumes,
     /// The cluster's configuration.
@@ -284,11 +288,14 @@ fn is_ours(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
     owner::is_controlled_by(&instance.metadata, vm)
 }
 
-/// Deletes the VMI and removes the finalizer. Returns true when nothing is left to do.
+/// Deletes the VMI, releases the restores and removes the finalizer. Returns true when nothing is left to do.
 fn deleting(observed: &Observed, owned: Option<&VirtualMachineInstance>, decision: &mut Decision) -> bool {
     let vm = &observed.vm.metadata;
     if let Some(instance) = owned.filter(|_| !has_finalizer(vm, ORPHAN)) {
         delete_instance(observed, instance, decision);
+        return false;
+    }
+    if !restores::release(observed, decision) {
         return false;
     }
     decision.effects.extend(Effect::finalizer(Kind::VirtualMachine, vm, finalizer::VM, false));

@@ -327,8 +327,8 @@ fn names_of_claims_fit_their_limits() {
 }
 
 #[test]
-fn restore_that_is_not_complete_outlives_its_target() {
-    // Only one that is complete is owned by the VM.
+fn restore_outlives_its_target() {
+    // Only one that completes is owned by the VM, until that is deleted.
     for observed in [observed(&json!({"metadata": {"finalizers": null}})), observed(&named())] {
         for effect in effects(&observed) {
             if let Effect::Patch { kind: Kind::VmRestore, patch, .. } = effect {

@@ -58,19 +58,23 @@ fn hibernation_is_not_forgotten_before_its_claim_is_deleted() {
 fn complete_restore_is_owned_by_its_vm_or_its_clone() {
     let owner = |observed: &Observed| patch(observed, Kind::VmRestore, None)["metadata"]["ownerReferences"].clone();
     let mut observed = done();
-    let vm = json!({
-        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid", "controller": true,
-        "blockOwnerDeletion": true,
-    });
-    assert_eq!(owner(&observed), json!([vm]));
+    let of_vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid"});
+    assert_eq!(owner(&observed), json!([of_vm]));
     let clone =
         json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone", "name": "c", "uid": "c"});
-    for owned in [vm, clone] {
+    for owned in [of_vm, clone] {
         let mut change = named();
         change["metadata"] = json!({"ownerReferences": [owned]});
         observed.restore = restore(&change);
         assert_eq!(owner(&observed), Value::Null);
     }
+    // A VM that is being deleted does not become the owner.
+    let annotations = json!({"restore.kubevirt.io/lastRestoreUID": ID});
+    observed = done();
+    observed.vm =
+        Some(vm(&json!({"metadata": {"annotations": annotations, "deletionTimestamp": "2030-01-01T00:00:00Z"}})));
+    assert_eq!(owner(&observed), Value::Null);
+    assert_eq!(lines(&observed), ["patch VirtualMachine v status", "patch VirtualMachineRestore r status"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod hibernation;
 mod instancetypes;
 mod lease;
 mod lifecycle;
+mod restores;
 mod writes;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -82,6 +83,7 @@ fn observed(
         state_claim: None,
         hibernation_claim: None,
         is_migrated: false,
+        restores: Vec::new(),
         destinations: crate::data_volumes::DataVolumes::default(),
         config: Arc::new(config.clone()),
         failure: failure.cloned(),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use ferrovirt_e2e_tests::{Story, story};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     data_volumes::{MINUTES, kernel_vm, storage, with_driver},
@@ -102,11 +102,14 @@ async fn restored(s: &Story) -> Result<()> {
     let restore = s.get("VirtualMachineRestore", "back").await?;
     let claim = restore["status"]["restores"][0]["persistentVolumeClaim"].as_str().unwrap_or_default().to_owned();
     ensure!(claim.starts_with("restore-") && claim.ends_with("-data"), "{}", restore["status"]);
-    ensure!(restore["status"]["deletedDataVolumes"] == serde_json::json!(["box-root"]), "{}", restore["status"]);
+    ensure!(restore["status"]["deletedDataVolumes"] == json!(["box-root"]), "{}", restore["status"]);
     s.wait_gone("DataVolume", "box-root", MINUTES).await?;
     s.wait_gone("PersistentVolumeClaim", "box-root", MINUTES).await?;
     let vm = s.get("vm", "box").await?;
     ensure!(vm["status"]["restoreInProgress"].is_null() && vm["status"]["operation"].is_null(), "{}", vm["status"]);
+    let uid = &vm["metadata"]["uid"];
+    let owner = json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "box", "uid": uid}]);
+    ensure!(restore["metadata"]["ownerReferences"] == owner, "{}", restore["metadata"]);
     start(s, "box").await?;
     let (_, same) = read(s, "box", "before").await?;
     ensure!(same == uuid, "the UUID of the guest is {same}, and was {uuid}");
@@ -122,9 +125,12 @@ async fn restored(s: &Story) -> Result<()> {
     start(s, "twin").await?;
     let (twin, _) = read(s, "twin", "before").await?;
     ensure!(twin == "02:00:00:00:00:38", "{twin}, source {mac}");
-    // The record of a complete restore goes with its VM.
+    // The record of a restore outlives its VM.
     s.delete("vm", "box").await?;
-    s.wait_gone("VirtualMachineRestore", "back", MINUTES).await
+    s.wait_gone("vm", "box", MINUTES).await?;
+    let record = s.get("VirtualMachineRestore", "back").await?["metadata"].clone();
+    ensure!(record["ownerReferences"].is_null() && record["deletionTimestamp"].is_null(), "{record}");
+    Ok(())
 }
 
 #[test]

@@ -155,15 +155,14 @@ async fn restored(s: &Story, snapshot: &Snapshot) -> Result<()> {
     s.wait_gone("vm", &vm, Duration::from_secs(120)).await
 }
 
-/// Deletes the snapshots. The records of the restores go with their VMs.
+/// Deletes the snapshots and the records of the restores.
 async fn remove(s: &Story) -> Result<()> {
-    for restore in s.list("VirtualMachineRestore", "").await? {
-        s.wait_gone("VirtualMachineRestore", restore["metadata"]["name"].as_str().unwrap_or_default(), MINUTES).await?;
-    }
-    for snapshot in s.list("VirtualMachineSnapshot", "").await? {
-        let name = snapshot["metadata"]["name"].as_str().unwrap_or_default();
-        s.delete("VirtualMachineSnapshot", name).await?;
-        s.wait_gone("VirtualMachineSnapshot", name, MINUTES).await?;
+    for kind in ["VirtualMachineRestore", "VirtualMachineSnapshot"] {
+        for object in s.list(kind, "").await? {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            s.delete(kind, name).await?;
+            s.wait_gone(kind, name, MINUTES).await?;
+        }
     }
     Ok(())
 }

@@ -1,0 +1,57 @@
+//! Restores of a VM that is being deleted: their records outlive it.
+
+use std::time::Duration;
+
+use api::constants::annotation;
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
+
+use super::Observed;
+use crate::runtime::{Decision, Effect, Kind};
+
+/// Reason under which refused writes are remembered.
+const REFUSED: &str = "RestoreRefused";
+/// Refusals in a row after which a record goes with its VM: about half a minute.
+const ATTEMPTS: u32 = 6;
+/// Longest time for which a VM waits for the last steps of the restore that has changed it.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// Time between two looks at that restore.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Removes a VM from the owners of its restores, which the garbage collector would delete with it. Returns true if the VM can go. It waits
+/// for a restore that is about to be complete: the write that makes the VM its owner may be on its way.
+pub(super) fn release(observed: &Observed, decision: &mut Decision) -> bool {
+    let failure = observed.failure.as_ref();
+    if failure.is_some_and(|failure| failure.reason == REFUSED && failure.attempts >= ATTEMPTS) {
+        return true;
+    }
+    let vm = &observed.vm.metadata;
+    let is_in_time =
+        vm.deletion_timestamp.as_ref().is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
+    let last = vm.annotations.as_ref().and_then(|all| all.get(annotation::LAST_RESTORE)).filter(|_| is_in_time);
+    let kept = || observed.restores.iter().filter(|restore| restore.metadata.deletion_timestamp.is_none());
+    if kept().any(|restore| !restore.is_final() && last.is_some_and(|id| *id == restore.id())) {
+        decision.wake(RETRY);
+        return false;
+    }
+    if decision.must_wait(failure, REFUSED, observed.now) {
+        return false;
+    }
+    let owned = kept().filter(|restore| is_owned(&restore.metadata, vm));
+    decision.effects.extend(owned.map(|restore| {
+        let patch = json!({"metadata": {"ownerReferences": null}});
+        Effect::merge(Kind::VmRestore, &restore.metadata, patch).refused_as(REFUSED)
+    }));
+    true
+}
+
+/// Returns true if the VM is the only owner. Another one keeps the restore, or goes with it on purpose, as a clone does.
+fn is_owned(restore: &ObjectMeta, vm: &ObjectMeta) -> bool {
+    let Some([owner]) = restore.owner_references.as_deref() else { return false };
+    let wanted = Kind::VirtualMachine.owner_reference(vm);
+    owner.api_version == wanted.api_version
+        && owner.kind == wanted.kind
+        && owner.name == wanted.name
+        && owner.uid == wanted.uid
+}

@@ -1,0 +1,112 @@
+//! Restores of a VM that is being deleted.
+
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+
+/// Returns a complete restore that the VM owns, with a change.
+fn restore(change: &Value) -> Arc<VirtualMachineRestore> {
+    let mut restore = json!({
+        "apiVersion": "snapshot.kubevirt.io/v1beta1", "kind": "VirtualMachineRestore",
+        "metadata": {
+            "name": "r", "namespace": "d", "uid": "r-uid", "resourceVersion": "5", "ownerReferences": [owner(&json!({}))],
+        },
+        "spec": {
+            "target": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "v"},
+            "virtualMachineSnapshotName": "s",
+        },
+        "status": {"complete": true},
+    });
+    json_patch::merge(&mut restore, change);
+    Arc::new(serde_json::from_value(restore).unwrap())
+}
+
+fn owner(change: &Value) -> Value {
+    let mut owner = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid"});
+    json_patch::merge(&mut owner, change);
+    owner
+}
+
+/// Returns a VM that restore `r` has changed, and that was deleted this many seconds ago.
+fn deleted(seconds: i64) -> VirtualMachine {
+    let mut vm = with_strategy("Halted", &Value::Null);
+    vm.metadata.annotations = Some([("restore.kubevirt.io/lastRestoreUID".to_owned(), "r-r-uid".to_owned())].into());
+    vm.metadata.deletion_timestamp = Some(Time(now() - SignedDuration::from_secs(seconds)));
+    vm
+}
+
+/// Decides about a VM with a restore. Returns the kinds of the objects that are patched in their order, without status.
+fn patched(
+    vm: &VirtualMachine,
+    instance: Option<&VirtualMachineInstance>,
+    change: &Value,
+    failure: Option<&Failure>,
+) -> Vec<Kind> {
+    let observed =
+        Observed { restores: vec![restore(change)], ..observed(vm, instance, failure, &ClusterConfig::default()) };
+    let decision = decide(&observed).unwrap();
+    let kinds = decision.effects.iter().filter_map(|effect| match effect {
+        Effect::Patch { kind: Kind::VmRestore, patch, resource_version, .. } => {
+            assert_eq!(*patch, json!({"metadata": {"ownerReferences": null}}));
+            assert_eq!(resource_version.as_deref(), Some("5"));
+            Some(Kind::VmRestore)
+        }
+        Effect::Patch { kind, subresource: None, .. } => Some(*kind),
+        _ => None,
+    });
+    let kinds: Vec<Kind> = kinds.collect();
+    // A VM that is kept is looked at again.
+    assert_eq!(kinds.is_empty(), decision.wake_after.is_some() || deletes(&decision), "{decision:?}");
+    kinds
+}
+
+#[test]
+fn deleted_vm_leaves_its_restores_before_it_goes() {
+    let owned_by = |owners: &[Value]| json!({"metadata": {"ownerReferences": owners}});
+    let clone =
+        json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone", "name": "c", "uid": "c"});
+    let other = json!({"metadata": {"uid": "other"}, "status": {"complete": false}});
+    let released = vec![Kind::VmRestore, Kind::VirtualMachine];
+    let untouched = vec![Kind::VirtualMachine];
+    for (change, expected) in [
+        (json!({}), &released),
+        // The reference that KubeVirt makes.
+        (owned_by(&[owner(&json!({"controller": true, "blockOwnerDeletion": true}))]), &released),
+        (owned_by(&[]), &untouched),
+        (owned_by(&[clone.clone()]), &untouched),
+        (owned_by(&[owner(&json!({})), clone]), &untouched),
+        // A former VM of the name.
+        (owned_by(&[owner(&json!({"uid": "former"}))]), &untouched),
+        (json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}}), &untouched),
+        // Not the restore that has changed the VM.
+        (other, &released),
+    ] {
+        assert_eq!(patched(&deleted(0), None, &change, None), *expected, "{change}");
+    }
+    // Its VMI goes first.
+    let vm = deleted(0);
+    assert!(patched(&vm, Some(&instance(&vm, "Running")), &json!({}), None).is_empty());
+}
+
+#[test]
+fn deleted_vm_waits_for_the_end_of_its_restore_for_a_short_time() {
+    for owners in [json!(null), json!([owner(&json!({}))])] {
+        let unfinished = json!({"metadata": {"ownerReferences": owners}, "status": {"complete": false}});
+        assert!(patched(&deleted(9), None, &unfinished, None).is_empty());
+        assert!(patched(&deleted(10), None, &unfinished, None).contains(&Kind::VirtualMachine));
+    }
+}
+
+#[test]
+fn refusals_do_not_keep_a_deleted_vm_for_ever() {
+    let (soon, past) = (now() + SignedDuration::from_secs(1), now());
+    for (attempts, retry_at, expected) in [
+        (5, soon, vec![]),
+        (5, past, vec![Kind::VmRestore, Kind::VirtualMachine]),
+        (6, soon, vec![Kind::VirtualMachine]),
+    ] {
+        let failure = Failure { reason: "RestoreRefused", message: "denied".to_owned(), retry_at, attempts };
+        assert_eq!(patched(&deleted(0), None, &json!({}), Some(&failure)), expected, "{attempts} {retry_at}");
+    }
+}
