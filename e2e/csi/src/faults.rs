@@ -90,6 +90,10 @@ impl Faults {
                 tokio::time::sleep(Duration::from_secs(*seconds)).await;
                 Ok(())
             }
+            // RESOURCE_EXHAUSTED leaves it open if a snapshot is made: csi-snapshotter then deletes none until another answer.
+            Some(Fault::Full) if operation == Operation::Snapshot => {
+                Err(Status::internal(format!("no space left: {}", reason())))
+            }
             Some(Fault::Full) => Err(Status::resource_exhausted(format!("no space left: {}", reason()))),
             Some(Fault::Refused) => Err(Status::permission_denied(format!("refused: {}", reason()))),
         }
