@@ -16,11 +16,11 @@ pub(super) fn step(observed: &Observed) -> Result<Step, serde_json::Error> {
 }
 
 /// Makes the VM the owner of the restore, for clients that look for it, unless a clone is. One that is being deleted has released its
-/// restores, or is about to (`vm/restores.rs`).
+/// restores, or is about to (`vm/restores.rs`). A refused owner does not keep the VM locked for ever.
 fn belong(observed: &Observed) -> Option<Effect> {
     let restore = &observed.restore.metadata;
     let vm = observed.vm.as_deref().filter(|vm| vm.metadata.deletion_timestamp.is_none())?;
-    if restore.owner_references.iter().flatten().next().is_some() {
+    if restore.owner_references.iter().flatten().next().is_some() || observed.gives_up() {
         return None;
     }
     // It is not controlled by the VM, and holds up nothing.

@@ -60,6 +60,13 @@ fn complete_restore_is_owned_by_its_vm_or_its_clone() {
     let mut observed = done();
     let of_vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": "vm-uid"});
     assert_eq!(owner(&observed), json!([of_vm]));
+    for (attempts, expected) in [(8, json!([of_vm])), (9, Value::Null)] {
+        let refused = Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: observed.now, attempts };
+        observed.failure = Some(refused);
+        assert_eq!(owner(&observed), expected, "{attempts}");
+        assert_eq!(texts(&observed)[1], "True Operation complete", "{attempts}");
+    }
+    observed.failure = None;
     let clone =
         json!({"apiVersion": "clone.kubevirt.io/v1beta1", "kind": "VirtualMachineClone", "name": "c", "uid": "c"});
     for owned in [of_vm, clone] {
