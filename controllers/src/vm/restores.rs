@@ -12,7 +12,7 @@ use crate::runtime::{Decision, Effect, Kind};
 
 /// Reason under which refused writes are remembered.
 const REFUSED: &str = "RestoreRefused";
-/// Refusals in a row after which a record goes with its VM: about half a minute.
+/// Refusals in a row after which a record that cannot be changed goes with its VM: about half a minute.
 const ATTEMPTS: u32 = 6;
 /// Longest time for which a VM waits for the last steps of the restore that has changed it.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
@@ -23,25 +23,27 @@ const RETRY: Duration = Duration::from_secs(1);
 /// for a restore that is about to be complete: the write that makes the VM its owner may be on its way.
 pub(super) fn release(observed: &Observed, decision: &mut Decision) -> bool {
     let failure = observed.failure.as_ref();
-    if failure.is_some_and(|failure| failure.reason == REFUSED && failure.attempts >= ATTEMPTS) {
-        return true;
-    }
+    let gives_up = failure.is_some_and(|failure| failure.reason == REFUSED && failure.attempts >= ATTEMPTS);
     let vm = &observed.vm.metadata;
-    let is_in_time =
-        vm.deletion_timestamp.as_ref().is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
-    let last = vm.annotations.as_ref().and_then(|all| all.get(annotation::LAST_RESTORE)).filter(|_| is_in_time);
     let kept = || observed.restores.iter().filter(|restore| restore.metadata.deletion_timestamp.is_none());
-    if kept().any(|restore| !restore.is_final() && last.is_some_and(|id| *id == restore.id())) {
-        decision.wake(RETRY);
-        return false;
-    }
-    if decision.must_wait(failure, REFUSED, observed.now) {
-        return false;
+    if !gives_up {
+        let is_in_time =
+            vm.deletion_timestamp.as_ref().is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
+        let last = vm.annotations.as_ref().and_then(|all| all.get(annotation::LAST_RESTORE)).filter(|_| is_in_time);
+        if kept().any(|restore| !restore.is_final() && last.is_some_and(|id| *id == restore.id())) {
+            decision.wake(RETRY);
+            return false;
+        }
+        if decision.must_wait(failure, REFUSED, observed.now) {
+            return false;
+        }
     }
     let owned = kept().filter(|restore| is_owned(&restore.metadata, vm));
     decision.effects.extend(owned.map(|restore| {
         let patch = json!({"metadata": {"ownerReferences": null}});
-        Effect::merge(Kind::VmRestore, &restore.metadata, patch).refused_as(REFUSED)
+        let release = Effect::merge(Kind::VmRestore, &restore.metadata, patch);
+        // One that is refused for ever does not take the others with it.
+        if gives_up { release.independent() } else { release.refused_as(REFUSED) }
     }));
     true
 }

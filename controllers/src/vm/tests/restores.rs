@@ -47,9 +47,11 @@ fn patched(
         Observed { restores: vec![restore(change)], ..observed(vm, instance, failure, &ClusterConfig::default()) };
     let decision = decide(&observed).unwrap();
     let kinds = decision.effects.iter().filter_map(|effect| match effect {
-        Effect::Patch { kind: Kind::VmRestore, patch, resource_version, .. } => {
+        Effect::Patch { kind: Kind::VmRestore, patch, resource_version, options, .. } => {
             assert_eq!(*patch, json!({"metadata": {"ownerReferences": null}}));
             assert_eq!(resource_version.as_deref(), Some("5"));
+            // A refusal ends the decision before the VM is let go, except for the last attempt.
+            assert_eq!(options.independent, failure.is_some_and(|failure| failure.attempts >= 6));
             Some(Kind::VmRestore)
         }
         Effect::Patch { kind, subresource: None, .. } => Some(*kind),
@@ -104,7 +106,8 @@ fn refusals_do_not_keep_a_deleted_vm_for_ever() {
     for (attempts, retry_at, expected) in [
         (5, soon, vec![]),
         (5, past, vec![Kind::VmRestore, Kind::VirtualMachine]),
-        (6, soon, vec![Kind::VirtualMachine]),
+        // Each record is tried once more: one that is refused does not take the others with it.
+        (6, soon, vec![Kind::VmRestore, Kind::VirtualMachine]),
     ] {
         let failure = Failure { reason: "RestoreRefused", message: "denied".to_owned(), retry_at, attempts };
         assert_eq!(patched(&deleted(0), None, &json!({}), Some(&failure)), expected, "{attempts} {retry_at}");
