@@ -58,6 +58,12 @@ async fn right_to_clone_is_that_of_the_service_account_on_the_resolved_source() 
     let pvc = || json!({"pvc": {"namespace": "store", "name": "gen-2"}});
     let snapshot = || json!({"snapshot": {"namespace": "", "name": "snap"}});
     let pointer = || json!({"dataSource": {"name": "other", "namespace": "images"}});
+    let of_snapshot = |answers: &[bool]| -> Vec<Reply> {
+        let is_created = answers.last() == Some(&true);
+        let answers = answers.iter().map(|is_granted| answer(*is_granted));
+        let found = std::iter::once(data_source(snapshot(), Value::Null));
+        found.chain(answers).chain(is_created.then(created)).collect()
+    };
     /// Spec, script, number of reviews, namespace and name of the source, true if it is created.
     type Row = (Value, Vec<Reply>, usize, &'static str, &'static str, bool);
     let table: Vec<Row> = vec![
@@ -69,15 +75,11 @@ async fn right_to_clone_is_that_of_the_service_account_on_the_resolved_source() 
         (reference(), vec![data_source(pvc(), Value::Null), answer(true), created()], 1, "store", "gen-2", true),
         (reference(), vec![data_source(pvc(), Value::Null), answer(false), answer(false)], 2, "store", "gen-2", false),
         (reference(), vec![data_source(snapshot(), Value::Null), answer(true), created()], 1, "images", "snap", true),
-        // Pods read a snapshot by a claim only.
-        (
-            reference(),
-            vec![data_source(snapshot(), Value::Null), answer(false), answer(true), answer(false)],
-            3,
-            "images",
-            "snap",
-            false,
-        ),
+        // Pods read a snapshot by a claim only. Roles written for CDI name claims otherwise.
+        (reference(), of_snapshot(&[false, true, true]), 3, "images", "snap", true),
+        (reference(), of_snapshot(&[false, true, false, true, true]), 5, "images", "snap", true),
+        (reference(), of_snapshot(&[false, true, false, true, false]), 5, "images", "snap", false),
+        (reference(), of_snapshot(&[false, false, false]), 3, "images", "snap", false),
         (
             reference(),
             vec![data_source(pointer(), json!({"source": pvc()})), answer(true), created()],
