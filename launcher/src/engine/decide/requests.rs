@@ -80,6 +80,10 @@ impl State {
         let is_same = |known: &MemoryFile| known.volume == volume && known.file == file;
         if !self.base.published.memory_save.as_ref().is_some_and(is_same) {
             self.check_slot()?;
+            // The guest would run beside a complete file if it went on late.
+            if !self.base.actions.is_empty() {
+                return Err(RequestError::Conflict { job: JobName::Sync, progress: "waiting for its end" });
+            }
             self.job = Some(MemorySave::begin(&mut self.base, volume, file)?.into());
         }
         self.base.answer(id, Ok(false));

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{Table, read, to_save, to_start, wanted};
 use crate::{
     domain::Domain,
-    engine::model::{Input, JobInput, Request, SaveRecord, Wanted},
+    engine::model::{Action, Input, JobInput, Request, RequestError, RequestId, SaveRecord, Wanted},
     hypervisor::HypervisorError,
 };
 
@@ -26,6 +26,16 @@ fn writing() -> Table {
     assert_eq!(table.take(to_save(JobInput::SaveRecorded(Ok(())))), ["pause for save"]);
     assert_eq!(table.take(to_save(JobInput::Paused(Ok(())))), ["save"]);
     table
+}
+
+#[test]
+fn save_waits_for_the_end_of_actions_on_the_guest() {
+    let mut table = Table::live();
+    assert_eq!(table.act(Action::Reset), ["reset"]);
+    assert_eq!(save(&mut table), [""; 0]);
+    assert!(matches!(table.last_answer(), Some(Err(RequestError::Conflict { .. }))));
+    table.take(Input::Acted(RequestId(1), Ok(())));
+    assert_eq!(save(&mut table), ["record save"]);
 }
 
 /// A worker that finds the record of a save, and no domain yet.
