@@ -485,6 +485,26 @@ fn virt_controller_changes_only_what_it_needs() {
         let mark = json!({"ferrovirt.io/written-content": "x"});
         let common = json!({"name": "common", "annotations": mark});
         let device = json!({"hostDevices": [{"name": "a", "deviceName": "example.com/a"}]});
+        let restores = format!("/apis/snapshot.kubevirt.io/v1beta1/namespaces/{}/virtualmachinerestores", s.namespace);
+        let uid = s.get("vm", "box").await?["metadata"]["uid"].clone();
+        let owned_by = |kind: &str, name: &str| {
+            let owner = json!({"apiVersion": "kubevirt.io/v1", "kind": kind, "name": name, "uid": uid});
+            json!({"metadata": {"ownerReferences": [owner]}})
+        };
+        for (name, target, mut restore) in
+            [("free", "gone", json!({"metadata": {}})), ("owned", "box", owned_by("VirtualMachine", "box"))]
+        {
+            (restore["apiVersion"], restore["kind"]) =
+                (json!("snapshot.kubevirt.io/v1beta1"), json!("VirtualMachineRestore"));
+            restore["metadata"]["name"] = json!(name);
+            // It waits for its snapshot.
+            restore["spec"] = json!({
+                "target": {"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": target},
+                "virtualMachineSnapshotName": "none",
+            });
+            s.apply(&restore.to_string()).await?;
+        }
+        let (free, owned) = (format!("{restores}/free"), format!("{restores}/owned"));
         let of_a_user = s.cluster_api("VirtualMachineClusterInstancetype");
         let name = format!("of-a-user-{}", s.namespace);
         let object = serde_json::from_value(of_types(json!({"name": name}), json!({})))?;
@@ -555,6 +575,12 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::PATCH, installation.to_owned(), held, None),
                 (Method::POST, vmis, unowned, Some("vmi-creation")),
                 (Method::POST, format!("{kubevirt}/virtualmachines"), foreign_vm, Some("vm-creation")),
+                // The VM of a restore becomes its owner, and is removed again.
+                (Method::PATCH, free.clone(), owned_by("VirtualMachine", "gone"), None),
+                (Method::PATCH, free.clone(), owned_by("VirtualMachine", "box"), Some("restores")),
+                (Method::PATCH, free, owned_by("VirtualMachinePool", "gone"), Some("restores")),
+                (Method::PATCH, owned.clone(), json!({"metadata": {"ownerReferences": null}}), None),
+                (Method::PATCH, owned, owned_by("VirtualMachine", "gone"), Some("restores")),
                 (Method::POST, claims.clone(), claim.clone(), Some("claim-creation")),
                 (Method::POST, claims.clone(), state_of("VirtualMachine"), None),
                 (Method::POST, claims.clone(), state_of("VirtualMachinePool"), Some("claim-creation")),
