@@ -330,6 +330,10 @@ pub mod annotation {
     pub const MIGRATION_PENDING_TIMEOUT: &str = "kubevirt.io/migrationPendingPodTimeoutSeconds";
     /// Seconds that the migration waits for utility volumes to be detached.
     pub const MIGRATION_UTILITY_VOLUMES_TIMEOUT: &str = "kubevirt.io/migrationUtilityVolumesTimeoutSeconds";
+    /// Makes migrations of a VMI fail once their target is ready, for tests of migrations that fail.
+    pub const FORCE_MIGRATION_FAILURE: &str = "kubevirt.io/func-test-force-launcher-migration-failure";
+    /// Keeps the target of a migration from being prepared, for tests of migrations that do not begin.
+    pub const BLOCK_MIGRATION_TARGET: &str = "kubevirt.io/func-test-block-migration-target-preparation";
     /// Excludes a migration from the back-off after failures.
     pub const IGNORE_MIGRATION_BACKOFF: &str = "kubevirt.io/func-test-ignore-migration-backoff";
     /// Time at which the domain ran on the target, on target pods.

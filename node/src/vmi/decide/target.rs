@@ -1,11 +1,15 @@
 //! The target of a migration: the launcher is prepared to receive the domain, and ends if that fails.
 
+use api::constants::annotation::BLOCK_MIGRATION_TARGET;
 use protocol::AbortMigrationRequest;
 
 use super::*;
 use crate::vmi::{
     calls::PrepareMigration,
-    migration::target::{self, Progress},
+    migration::{
+        is_annotated,
+        target::{self, Progress},
+    },
     migration_facts::{Migration, Route},
 };
 
@@ -62,6 +66,7 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.reported
         && target::is_equipped(observed)
         && !is_prepared
+        && !is_annotated(&observed.vmi, BLOCK_MIGRATION_TARGET)
         && !observed.is_busy(PrepareMigration::SLOT)
         && decision.due(observed.call_at(), now)
     {

@@ -39,6 +39,8 @@ const ABORT_SUCCEEDED: &str = "Succeeded";
 const ABORT_FAILED: &str = "Failed";
 /// Failure reason of an aborted migration.
 const ABORTED: &str = "Live migration has been aborted";
+/// Failure reason of a migration that a test lets fail. Clients match it.
+const FORCED: &str = "Failed migration to satisfy functional test condition";
 
 impl Observed {
     /// Returns the migration by which the domain leaves this node, until ownership has passed or the migration has ended.
@@ -67,6 +69,11 @@ impl Observed {
 
 fn report_of<'a>(state: &'a LauncherState, uid: &str) -> Option<&'a MigrationReport> {
     state.migration.as_ref().filter(|report| report.migration == uid)
+}
+
+/// Returns true if a VMI has an annotation, with any value.
+pub(in crate::vmi) fn is_annotated(vmi: &VirtualMachineInstance, key: &str) -> bool {
+    vmi.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(key))
 }
 
 /// Marks a migration as failed. Returns the event.

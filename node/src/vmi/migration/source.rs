@@ -1,13 +1,15 @@
 //! The source of a migration: the options of the launcher, and what the status shows of its progress.
 
 use api::{
-    VirtualMachineInstance, VirtualMachineInstanceStatus, dedicated, quantity,
+    VirtualMachineInstance, VirtualMachineInstanceStatus,
+    constants::annotation::FORCE_MIGRATION_FAILURE,
+    dedicated, quantity,
     vmi::{migration::MigrationConfigurationOptions, status::StorageMigratedVolumeInfo},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, VolumeDestination, features::Feature};
 
-use super::{ABORT_FAILED, ABORTED, fail, time_of};
+use super::{ABORT_FAILED, ABORTED, FORCED, fail, is_annotated, time_of};
 use crate::{
     launcher::bounded,
     vmi::{
@@ -75,6 +77,10 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
     if let Some(address) = migration.refused_address.filter(|_| !is_called && !migration.started) {
         return failed(&format!("the migration target names the address {address}, which no other node can have"));
     }
+    let may_fail = migration.endpoint.is_some() && !is_called && !migration.started;
+    if may_fail && is_annotated(&observed.vmi, FORCE_MIGRATION_FAILURE) {
+        return failed(FORCED);
+    }
     let Link::Up { greeted: true, features, .. } = &observed.link else { return Progress::Waiting };
     if !features.contains(&Feature::LiveMigration) {
         return failed(&format!("virt-launcher does not support {}", Feature::LiveMigration.name()));
@@ -118,7 +124,10 @@ pub(in crate::vmi) fn apply(
             if let Some(report) = observed.migration_report(&migration.uid) {
                 show(report, state);
             }
-            return Some(fail(next, metadata, vmi, &reason, aborted, time_of(end, now.wall)));
+            let end = time_of(end, now.wall);
+            // A migration that has ended has begun, as clients expect.
+            state.start_timestamp.get_or_insert_with(|| end.clone());
+            return Some(fail(next, metadata, vmi, &reason, aborted, end));
         }
         Progress::Copying(report) => show(report, state),
         Progress::Gone(report) => {

@@ -175,6 +175,37 @@ fn source_writes_the_failure_and_its_reason_once() {
 }
 
 #[test]
+fn annotations_of_tests_make_a_migration_fail_or_wait() {
+    let annotate = |observed: &mut Observed, key: &str, node: &str| {
+        let mut vmi = (*observed.vmi).clone();
+        vmi.metadata.annotations.get_or_insert_default().insert(key.to_owned(), String::new());
+        observed.apply_object(Arc::new(vmi), node);
+    };
+    let fail = "kubevirt.io/func-test-force-launcher-migration-failure";
+    for (state, step, fails) in [
+        (state(json!({})), None, false),
+        (ready(json!({})), None, true),
+        (ready(json!({})), Some(MigrationStep::Copying), false),
+        (begun(json!({})), Some(MigrationStep::Copying), false),
+    ] {
+        let mut observed = source(&state, step.map(moving));
+        annotate(&mut observed, fail, SOURCE);
+        observed.guest_changed_at = None;
+        let decision = decide(&observed, at(5));
+        let shown = written(&decision).and_then(|status| status.migration_state.clone());
+        assert_eq!(shown.as_ref().is_some_and(|shown| shown.failed), fails, "{state} {step:?}");
+        if let Some(shown) = shown.filter(|shown| shown.failed) {
+            let reason = "Failed migration to satisfy functional test condition";
+            assert_eq!(shown.failure_reason.as_deref(), Some(reason));
+            assert!(shown.start_timestamp.is_some() && !names(&decision).contains(&"migrate"));
+        }
+    }
+    let mut waiting = target(&state(json!({})), true, None);
+    annotate(&mut waiting, "kubevirt.io/func-test-block-migration-target-preparation", TARGET);
+    assert_eq!(names(&decide(&waiting, at(2))), [""; 0]);
+}
+
+#[test]
 fn refused_migration_fails_with_the_message_of_the_launcher() {
     let mut observed = source(&ready(json!({})), None);
     observed.begin(&Effect::Call(Arc::new(migrate())), at(5));
