@@ -582,6 +582,8 @@ pub mod event {
     pub const MIGRATION_BACKOFF: &str = "MigrationBackoff";
     /// No node can take the target pod of a migration.
     pub const MIGRATION_TARGET_POD_UNSCHEDULABLE: &str = "migrationTargetPodUnschedulable";
+    /// No other node has the CPU model or the features with which a VMI with the host model migrates.
+    pub const NO_SUITABLE_NODES_FOR_HOST_MODEL_MIGRATION: &str = "NoSuitableNodesForHostModelMigration";
     /// A migration waits for utility volumes to be detached.
     pub const UTILITY_VOLUME_MIGRATION_PENDING: &str = "UtilityVolumeMigrationPending";
     /// virt-handler of a node is unresponsive.

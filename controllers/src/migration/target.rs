@@ -2,7 +2,7 @@
 
 use api::{
     MigrationPhase, VirtualMachineInstance,
-    constants::{annotation, event},
+    constants::{annotation, event, label},
 };
 use jiff::{SignedDuration, tz::TimeZone};
 use serde_json::json;
@@ -212,6 +212,7 @@ fn limit_time(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod
         let message = format!("Migration target pod for VMI [{namespace}/{name}] is currently unschedulable.");
         let reason = event::MIGRATION_TARGET_POD_UNSCHEDULABLE;
         decision.push(Effect::Event(Event::warning(observed.regarding(), reason, message)));
+        report_host_model(observed, vmi, decision);
     }
     let pending = (limit(annotation::MIGRATION_PENDING_TIMEOUT, PENDING_TIMEOUT), "pending");
     let unschedulable = (limit(annotation::MIGRATION_UNSCHEDULABLE_TIMEOUT, UNSCHEDULABLE_TIMEOUT), "unschedulable");
@@ -222,6 +223,26 @@ fn limit_time(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod
     } else {
         delete(observed, pod, &format!("{word} pod {{pod}} timeout period exceeded"), decision);
     }
+}
+
+/// Tells that no other node has the CPU of a VMI with the host model.
+fn report_host_model(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Decision) {
+    let model = vmi.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
+    if !matches!(model, "" | "host-model") {
+        return;
+    }
+    let is_of_cpu =
+        |key: &&str| key.starts_with(label::CPU_MODEL_MIGRATION_PREFIX) || key.starts_with(label::CPU_FEATURE_PREFIX);
+    let lacking: Vec<&str> = observed.unoffered.iter().map(String::as_str).filter(is_of_cpu).collect();
+    if lacking.is_empty() {
+        return;
+    }
+    let message = format!(
+        "Migration cannot proceed since no node is suitable to run the required CPU model / required features: {}",
+        lacking.join(", ")
+    );
+    let reason = event::NO_SUITABLE_NODES_FOR_HOST_MODEL_MIGRATION;
+    decision.push(Effect::Event(Event::warning(Kind::Instance.reference(&vmi.metadata), reason, message)));
 }
 
 /// Records on the target pod when the guest ran there. Network plugins move the addresses of the guest then.

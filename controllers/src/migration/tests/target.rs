@@ -75,6 +75,45 @@ fn pod_that_does_not_start_is_deleted_in_time() {
 }
 
 #[test]
+fn vmi_tells_that_no_other_node_has_its_host_model() {
+    let (model, feature) = ("cpu-model-migration.node.kubevirt.io/Skylake", "cpu-feature.node.kubevirt.io/vmx");
+    let machine = "machine-type.node.kubevirt.io/q35";
+    let pod = target(&json!({
+        "metadata": {"creationTimestamp": "2030-01-01T00:09:30Z"}, "spec": {"nodeName": null},
+        "status": {"phase": "Pending", "containerStatuses": null,
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+    }));
+    let pods = [source(), pod];
+    // Model of the VMI, labels that no other node has, whether it was told; labels that are told.
+    for (cpu, unoffered, is_reported, expected) in [
+        (json!({"model": "host-model"}), vec![model, machine, feature], false, Some(vec![model, feature])),
+        (json!({"model": null}), vec![model], false, Some(vec![model])),
+        (json!({"model": "host-model"}), vec![feature], true, None),
+        (json!({"model": "host-model"}), vec![machine], false, None),
+        (json!({"model": "host-model"}), vec![], false, None),
+        (json!({"model": "Haswell"}), vec![feature], false, None),
+    ] {
+        let instance = vmi(&json!({"spec": {"domain": {"cpu": cpu}}}));
+        let own = migration("Scheduling", &json!({}));
+        let labels = unoffered.iter().map(|key| (*key).to_owned()).collect();
+        let seen = Observed { unoffered: labels, is_reported, ..observed(&own, Some(&instance), &pods) };
+        let decision = decide(&seen).unwrap();
+        let told = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Event(told) if told.reason == event::NO_SUITABLE_NODES_FOR_HOST_MODEL_MIGRATION => Some(told),
+            _ => None,
+        });
+        let message = |keys: Vec<&str>| {
+            let start =
+                "Migration cannot proceed since no node is suitable to run the required CPU model / required features";
+            format!("{start}: {}", keys.join(", "))
+        };
+        assert_eq!(told.map(|told| told.message.clone()), expected.map(message), "{cpu} {unoffered:?}");
+        let kind = told.and_then(|told| told.regarding.kind.as_deref());
+        assert!(kind.is_none_or(|kind| kind == "VirtualMachineInstance"), "{kind:?}");
+    }
+}
+
+#[test]
 fn surplus_pods_and_pods_beside_the_guest_are_deleted() {
     let idle = vmi(&json!({}));
     let second = pod(
