@@ -218,7 +218,8 @@ impl ExposeOptions {
         let interfaces = interfaces.filter(|interface| of_pod.contains(&&interface["name"]));
         let declared = interfaces.filter_map(|interface| interface["ports"].as_array()).flatten();
         let ports = declared.enumerate().map(|(index, declared)| {
-            let name = declared["name"].as_str().map_or_else(|| format!("port-{}", index + 1), str::to_owned);
+            // As virtctl names them, whatever the VMI calls them.
+            let name = format!("port-{}", index + 1);
             json!({"name": name, "port": declared["port"], "protocol": declared["protocol"].as_str().unwrap_or("TCP")})
         });
         let ports = ports.collect::<Vec<_>>();
@@ -370,7 +371,7 @@ mod tests {
                 "clusterIP": "None",
                 "selector": {"app": "web"},
                 "ports": [
-                    {"name": "http", "port": 80, "protocol": "TCP"},
+                    {"name": "port-1", "port": 80, "protocol": "TCP"},
                     {"name": "port-2", "port": 53, "protocol": "UDP"},
                 ],
             })
