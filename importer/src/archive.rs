@@ -1,20 +1,24 @@
 //! Unpacks a tar archive into a claim.
 //!
 //! All is unpacked into a hidden folder and moved at the end, so that a claim has all files or none of them. Paths are opened
-//! beneath that folder without following links. Links must stay inside; devices and pipes are rejected.
+//! beneath that folder without following links. Links must stay inside; devices and pipes are rejected. Holes of sparse files stay holes
+//! if the archive is in the pax format.
 
 use std::{
     cell::Cell,
     ffi::OsStr,
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Component, Path, PathBuf},
     rc::Rc,
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, linkat, mkdirat, openat2, renameat_with, symlinkat},
+    fs::{
+        AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, fstatvfs, linkat, mkdirat, openat2, renameat_with,
+        symlinkat,
+    },
     io::Errno,
 };
 use tar::{Entry, EntryType};
@@ -22,6 +26,7 @@ use tar::{Entry, EntryType};
 use crate::{
     error::{At, ImportError},
     meter::Meter,
+    sparse::{Extent, Sparse, read_map},
 };
 
 const PART: &str = ".archive.part";
@@ -82,6 +87,8 @@ fn unpack_into(stream: &mut dyn Read, root: &OwnedFd, part: &Path, meter: &Meter
     let allowed = Rc::new(Cell::new(HEADERS));
     let mut archive = tar::Archive::new(Limited { inner: stream, allowed: allowed.clone() });
     let mut entries = archive.entries().map_err(ImportError::of_stream)?;
+    let free = fstatvfs(root).at("read the free space of", part)?;
+    let free = free.f_bavail.saturating_mul(free.f_frsize);
     let (mut count, mut size) = (0, 0_u64);
     loop {
         allowed.set(HEADERS);
@@ -92,7 +99,7 @@ fn unpack_into(stream: &mut dyn Read, root: &OwnedFd, part: &Path, meter: &Meter
         if count > ENTRIES {
             return Err(ImportError::Refused(format!("the archive has more than {ENTRIES} entries")));
         }
-        size = size.saturating_add(unpack_entry(&mut entry, root, part, meter)?);
+        size = size.saturating_add(unpack_entry(&mut entry, root, part, free.saturating_sub(size), meter)?);
         meter.moved();
     }
     Ok(size)
@@ -121,12 +128,21 @@ fn unpack_entry<R: Read>(
     entry: &mut Entry<'_, R>,
     root: &OwnedFd,
     part: &Path,
+    free: u64,
     meter: &Meter,
 ) -> Result<u64, ImportError> {
-    let name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
+    let kind = entry.header().entry_type();
+    let mut sparse = match kind {
+        EntryType::Regular | EntryType::Continuous => {
+            entry.pax_extensions().map_err(ImportError::of_stream)?.and_then(Sparse::find)
+        }
+        // For headers, the crate would read all of the entry.
+        _ => None,
+    };
+    let name = sparse.as_mut().and_then(|sparse| sparse.name.take());
+    let name = name.unwrap_or_else(|| PathBuf::from(OsStr::from_bytes(&entry.path_bytes())));
     let refused = |reason: &str| ImportError::Refused(format!("entry {} of the archive {reason}", name.display()));
     let path = inside(&name).ok_or_else(|| refused("is outside"))?;
-    let kind = entry.header().entry_type();
     if matches!(kind, EntryType::XGlobalHeader) {
         return Ok(0);
     }
@@ -144,8 +160,22 @@ fn unpack_entry<R: Read>(
             // An entry that comes twice replaces the first.
             let _ = rustix::fs::unlinkat(&folder, file, AtFlags::empty());
             let mode = FILE_MODE | (entry.header().mode().unwrap_or(0) & 0o110);
-            let file = beneath(&folder, Path::new(file), flags, mode).at("create", &at)?;
-            write(entry, &mut File::from(file), &at, meter)
+            let mut file = File::from(beneath(&folder, Path::new(file), flags, mode).at("create", &at)?);
+            let mut buffer = vec![0; BUFFER];
+            let Some(sparse) = sparse else { return write(entry, &mut file, &mut buffer, &at, meter) };
+            let size = sparse.size().map_err(refused)?;
+            if size > free {
+                return Err(ImportError::TooSmall { needed: size, available: free });
+            }
+            let stored = entry.size();
+            let extents = read_map(entry, stored, size, refused)?;
+            file.set_len(size).at("set the size of", &at)?;
+            for Extent { offset, length } in extents {
+                file.seek(SeekFrom::Start(offset)).at("write", &at)?;
+                // The next header cannot be read if the archive ends in this extent.
+                write(&mut entry.by_ref().take(length), &mut file, &mut buffer, &at, meter)?;
+            }
+            Ok(size)
         }
         EntryType::Symlink => {
             let target = target.ok_or_else(|| refused("has no target"))?;
@@ -164,11 +194,16 @@ fn unpack_entry<R: Read>(
     }
 }
 
-fn write(source: &mut impl Read, file: &mut File, path: &Path, meter: &Meter) -> Result<u64, ImportError> {
-    let mut buffer = vec![0; BUFFER];
+fn write(
+    source: &mut impl Read,
+    file: &mut File,
+    buffer: &mut [u8],
+    path: &Path,
+    meter: &Meter,
+) -> Result<u64, ImportError> {
     let mut size = 0;
     loop {
-        let count = match source.read(&mut buffer) {
+        let count = match source.read(buffer) {
             Ok(0) => return Ok(size),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -239,6 +274,8 @@ fn publish(data: &Path, part: &Path) -> Result<(), ImportError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     struct Scratch(PathBuf);
@@ -332,6 +369,85 @@ mod tests {
         let scratch = Scratch::new("through");
         let bytes = archive(&[("a", EntryType::Symlink, "b"), ("a/file", EntryType::Regular, "x")]);
         assert!(unpack(&mut &bytes[..], &scratch.0).is_err());
+    }
+
+    /// Builds an entry as bsdtar does for a file with holes.
+    fn sparse_archive(extensions: &[(&str, &str)], map: &str, data: &str) -> Vec<u8> {
+        let mut content = map.as_bytes().to_vec();
+        content.resize(content.len().next_multiple_of(512), 0);
+        content.extend_from_slice(data.as_bytes());
+        let mut builder = tar::Builder::new(vec![]);
+        builder.append_pax_extensions(extensions.iter().map(|(key, value)| (*key, value.as_bytes()))).unwrap();
+        let mut header = tar::Header::new_ustar();
+        header.set_path("GNUSparseFile.0/disk.img").unwrap();
+        header.set_mode(0o644);
+        header.set_size(content.len() as u64);
+        header.set_cksum();
+        builder.append(&header, &content[..]).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    fn form<'a>(name: &'a str, size: &'a str) -> [(&'static str, &'a str); 4] {
+        [("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", name), ("GNU.sparse.realsize", size)]
+    }
+
+    #[test]
+    fn sparse_files_are_expanded_and_keep_their_holes() {
+        const SIZE: usize = 8 << 20;
+        let block = "x".repeat(512);
+        let end = (SIZE - 3).to_string();
+        for (map, data, expected) in [
+            (
+                format!("2\n4194304\n512\n{end}\n3\n"),
+                format!("{block}end"),
+                [(4_194_304, &block[..]), (SIZE - 3, "end")],
+            ),
+            (format!("2\n0\n512\n{SIZE}\n0\n"), block.clone(), [(0, &block[..]), (SIZE, "")]),
+            (format!("2\n0\n0\n{SIZE}\n0\n"), String::new(), [(0, ""), (SIZE, "")]),
+        ] {
+            let scratch = Scratch::new("sparse");
+            let bytes = sparse_archive(&form("./a/disk.img", &SIZE.to_string()), &map, &data);
+            assert_eq!(unpack(&mut &bytes[..], &scratch.0).unwrap(), SIZE as u64, "{map:?}");
+            let mut content = vec![0; SIZE];
+            for (offset, text) in expected {
+                content[offset..offset + text.len()].copy_from_slice(text.as_bytes());
+            }
+            let path = scratch.0.join("a/disk.img");
+            assert!(fs::read(&path).unwrap() == content, "{map:?}");
+            assert!(fs::metadata(&path).unwrap().blocks() * 512 < SIZE as u64, "{map:?}");
+            assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn sparse_files_that_cannot_be_expanded_are_refused_by_name() {
+        let map = "1\n0\n3\n";
+        for (extensions, map, expected) in [
+            (&form("../out", "3")[..], map, "entry ../out of the archive is outside"),
+            (&form("/out", "3"), map, "entry /out of the archive is outside"),
+            (&form("disk.img", "2"), map, "entry disk.img of the archive is a sparse file whose extents"),
+            (&form("disk.img", "x"), map, "entry disk.img of the archive is a sparse file without a valid size"),
+            (&form("disk.img", "3"), "1\n0\n", "entry disk.img of the archive is a sparse file with an invalid map"),
+            (&form("disk.img", "18446744073709551615"), map, "DataVolume too small"),
+            // 0.1 and 0.0.
+            (
+                &[("GNU.sparse.size", "3"), ("GNU.sparse.map", "0,3"), ("GNU.sparse.name", "disk.img")],
+                "",
+                "entry disk.img of the archive is a sparse file of an unsupported form",
+            ),
+            (&[("GNU.sparse.size", "3"), ("GNU.sparse.numblocks", "1")], "", "create the archive without --sparse"),
+        ] {
+            let scratch = Scratch::new("sparse-bad");
+            let error = unpack(&mut &sparse_archive(extensions, map, "abc")[..], &scratch.0).unwrap_err();
+            assert!(error.to_string().contains(expected), "{expected}: {error}");
+            assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 0);
+        }
+        // An archive that ends within the data.
+        let scratch = Scratch::new("sparse-cut");
+        let bytes = sparse_archive(&form("disk.img", "8192"), "2\n0\n1024\n4096\n512\n", &"x".repeat(1536));
+        let data = bytes.windows(3).position(|text| text == b"xxx").unwrap();
+        assert!(unpack(&mut &bytes[..data + 700], &scratch.0).is_err());
+        assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 0);
     }
 
     #[test]
