@@ -197,15 +197,13 @@ fn annotated<'a>(claim: &'a CachedClaim, key: &str) -> Option<&'a String> {
 
 /// Returns true if a claim was deleted to be replaced.
 pub(super) fn is_begun(observed: &Observed) -> bool {
-    if !observed.is_in_place() {
-        return false;
-    }
     let restores = observed.status().restores;
-    let claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
-    let mut claims =
-        claims.map(|claim| claim.map(|claim| (is_own(observed, claim), annotated(claim, annotation::REPLACED_BY))));
+    let mut claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     // One that is missing counts: it was deleted, or is not made yet, and failing would not bring it back.
-    claims.any(|claim| claim.is_none_or(|(is_own, replaced)| is_own || replaced.is_some()))
+    observed.is_in_place()
+        && claims.any(|claim| {
+            claim.is_none_or(|claim| is_own(observed, claim) || annotated(claim, annotation::REPLACED_BY).is_some())
+        })
 }
 
 /// Returns true if this restore has made all its claims.

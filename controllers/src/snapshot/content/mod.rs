@@ -46,6 +46,8 @@ use crate::{
 /// Longest time for which a guest is frozen.
 pub(crate) const FROZEN: Duration = Duration::from_secs(60);
 
+/// Attempts to freeze a guest, and to create its volume snapshots while it is frozen.
+const ATTEMPTS: u32 = 3;
 /// Time after which a volume that cannot be snapshotted is looked at again.
 const RETRY: Duration = Duration::from_secs(5);
 

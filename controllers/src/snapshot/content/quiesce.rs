@@ -10,7 +10,7 @@ use api::{
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{FROZEN, Observed, is_state, volume_snapshot};
+use super::{ATTEMPTS, FROZEN, Observed, is_state, volume_snapshot};
 use crate::runtime::Decision;
 
 /// Reason of a refused freeze.
@@ -23,8 +23,6 @@ pub(super) const READ: &str = "ReadFailed";
 const PAUSE: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(500));
 /// Time after which a guest that was frozen before is looked at again.
 const LOOK: Duration = Duration::from_secs(2);
-/// Attempts to freeze a guest, and to create its volume snapshots while it is frozen.
-pub(super) const ATTEMPTS: u32 = 3;
 /// Text of the guest agent on Windows after its shadow copies have ended by themselves.
 const TOO_LATE: &str = "fsfreeze is limited";
 

@@ -7,7 +7,7 @@ use api::{
 };
 use serde_json::{Value, json};
 
-use super::{Observed, quiesce};
+use super::{ATTEMPTS, Observed};
 use crate::runtime::{Decision, Effect, Failure, Kind, WriteOptions};
 
 /// Creates those that are missing.
@@ -78,9 +78,8 @@ pub(super) fn obstacle(observed: &Observed) -> Option<String> {
 
 /// Returns why volume snapshots cannot be created. The first refusals can be of a moment, and have events.
 pub(super) fn error(observed: &Observed) -> Option<String> {
-    let lasts = |failure: &&Failure| {
-        failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE && failure.attempts >= quiesce::ATTEMPTS
-    };
+    let lasts =
+        |failure: &&Failure| failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE && failure.attempts >= ATTEMPTS;
     let refused = observed.failure.as_ref().filter(lasts);
     let refused = refused.map(|failure| format!("cannot create VolumeSnapshots: {}", failure.message));
     obstacle(observed).or(refused)
