@@ -77,7 +77,8 @@ pub(in crate::vmi) fn progress<'a>(observed: &'a Observed, migration: &Migration
     if let Some(address) = migration.refused_address.filter(|_| !is_called && !migration.started) {
         return failed(&format!("the migration target names the address {address}, which no other node can have"));
     }
-    let may_fail = migration.endpoint.is_some() && !is_called && !migration.started;
+    // A launcher that has not reported yet may have begun.
+    let may_fail = observed.reported && migration.endpoint.is_some() && !is_called && !migration.started;
     if may_fail && is_annotated(&observed.vmi, FORCE_MIGRATION_FAILURE) {
         return failed(FORCED);
     }

@@ -182,13 +182,16 @@ fn annotations_of_tests_make_a_migration_fail_or_wait() {
         observed.apply_object(Arc::new(vmi), node);
     };
     let fail = "kubevirt.io/func-test-force-launcher-migration-failure";
-    for (state, step, fails) in [
-        (state(json!({})), None, false),
-        (ready(json!({})), None, true),
-        (ready(json!({})), Some(MigrationStep::Copying), false),
-        (begun(json!({})), Some(MigrationStep::Copying), false),
+    for (state, reported, step, fails) in [
+        (state(json!({})), true, None, false),
+        (ready(json!({})), true, None, true),
+        // virt-handler has restarted, and does not know yet that the launcher copies.
+        (ready(json!({})), false, None, false),
+        (ready(json!({})), true, Some(MigrationStep::Copying), false),
+        (begun(json!({})), true, Some(MigrationStep::Copying), false),
     ] {
         let mut observed = source(&state, step.map(moving));
+        observed.reported = reported;
         annotate(&mut observed, fail, SOURCE);
         observed.guest_changed_at = None;
         let decision = decide(&observed, at(5));
