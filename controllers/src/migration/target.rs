@@ -225,7 +225,7 @@ fn limit_time(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod
     }
 }
 
-/// Tells that no other node has the CPU of a VMI with the host model.
+/// Reports that no other node has the CPU of a VMI with the host model.
 fn report_host_model(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Decision) {
     let model = vmi.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref()).unwrap_or_default();
     if !matches!(model, "" | "host-model") {
