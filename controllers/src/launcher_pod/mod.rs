@@ -37,7 +37,7 @@ pub(crate) use self::metadata::identity_labels;
 pub(crate) use self::metadata::{backup_hooks, created_for, hooks_backups, networks_digest};
 pub(crate) use self::networks::network_request;
 pub(crate) use self::pod_name::{Use, pod_names};
-pub(crate) use self::requirements::{required_labels, with_unoffered};
+pub(crate) use self::requirements::{required_labels, required_of_target, with_unoffered};
 pub(crate) use self::target::{Target, is_target_of, render_target};
 pub(crate) use self::temporary::render_temporary;
 use crate::{

@@ -1,5 +1,7 @@
 //! Labels of nodes that a launcher pod requires, in words.
 
+use std::collections::BTreeMap;
+
 use api::{VirtualMachineInstance, config::ClusterConfig, constants::label};
 
 use super::scheduling::node_selector;
@@ -32,6 +34,19 @@ const KEYS: [(&str, &str); 6] = [
 pub(crate) fn required_labels(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> impl Iterator<Item = String> {
     let selector = node_selector(vmi, config).into_iter();
     selector.filter(|(key, value)| value == "true" && label::is_on_nodes(key)).map(|(key, _)| key)
+}
+
+/// Returns the labels that the target pod of a migration requires of its node, each once. `cpu`: those of the guest's CPU in its node
+/// selector, which repeat the model and the features that the VMI names.
+pub(crate) fn required_of_target(
+    vmi: &VirtualMachineInstance,
+    config: &ClusterConfig,
+    cpu: &BTreeMap<String, String>,
+) -> Vec<String> {
+    let mut labels: Vec<String> = required_labels(vmi, config).collect();
+    let more: Vec<String> = cpu.keys().filter(|key| !labels.contains(key)).cloned().collect();
+    labels.extend(more);
+    labels
 }
 
 /// Returns the words for a label, if it stands for something that nodes offer.
@@ -111,6 +126,12 @@ mod tests {
                 "cpu-model.node.kubevirt.io/Skylakee",
                 "machine-type.node.kubevirt.io/pc-q35-99",
             ]
+        );
+        let moved = ["cpu-feature.node.kubevirt.io/aes", "cpu-model-migration.node.kubevirt.io/Skylakee"];
+        let cpu = BTreeMap::from(moved.map(|key| (key.to_owned(), "true".to_owned())));
+        assert_eq!(
+            required_of_target(&vmi, &ClusterConfig::default(), &cpu),
+            [labels.as_slice(), &[moved[1].to_owned()]].concat()
         );
     }
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     cache::Key,
-    launcher_pod::{LauncherImages, is_target_of, required_labels},
+    launcher_pod::{LauncherImages, is_target_of, required_of_target},
     persistent_state::{self, pod_name},
     resources::{
         Caches, Resource,
@@ -203,7 +203,7 @@ impl Controller for Migrations {
         let unoffered = unschedulable.map(|(pod, vmi)| {
             // The pod keeps away from the node of the source, which has them.
             let source = node.as_ref().and_then(|node| caches.nodes.get(node));
-            let required = required_labels(vmi, &config).chain(pod.cpu_selector.keys().cloned());
+            let required = required_of_target(vmi, &config, &pod.cpu_selector).into_iter();
             required.filter(|key| !caches.offers.has_apart_from(key, source.as_deref())).collect()
         });
         let namespace = caches.namespaces.get(&Key::cluster_wide(key.namespace.clone()));
