@@ -112,8 +112,8 @@ async fn committed(console: &mut Console, before: u64) -> Result<u64> {
          cat /run/committed /tmp/message"
     );
     let seen = run(console, &wait).await?;
-    let number = seen.lines().last().unwrap_or_default().trim();
-    let number: u64 = number.parse().with_context(|| format!("the writer shows {seen:?}"))?;
+    let number = seen.lines().rev().find_map(|line| line.trim().parse::<u64>().ok());
+    let number = number.with_context(|| format!("the writer shows {seen:?}"))?;
     ensure!(number > before, "the guest has committed nothing since row {before}");
     Ok(number)
 }
@@ -143,7 +143,9 @@ async fn restored(s: &Story, snapshot: &Snapshot) -> Result<()> {
     console.login("root", "ferrovirt").await?;
     let seen = run(&mut console, CHECK).await?;
     console.leave().await?;
-    let words: Vec<&str> = seen.lines().last().unwrap_or_default().split_whitespace().collect();
+    // Messages of the boot may follow.
+    let found = seen.lines().find(|line| line.starts_with("ok "));
+    let words: Vec<&str> = found.unwrap_or_default().split_whitespace().collect();
     let ["ok", count, last, total] = words.as_slice() else { anyhow::bail!("the database of {vm}: {seen:?}") };
     let last: u64 = last.parse()?;
     // One row more can be on the disk before the writer notes it.
