@@ -76,7 +76,7 @@ fn deleted_vm_leaves_its_restores_before_it_goes() {
         // The reference that KubeVirt makes.
         (owned_by(&[owner(&json!({"controller": true, "blockOwnerDeletion": true}))]), &released),
         (owned_by(&[]), &untouched),
-        (owned_by(&[clone.clone()]), &untouched),
+        (owned_by(std::slice::from_ref(&clone)), &untouched),
         (owned_by(&[owner(&json!({})), clone]), &untouched),
         // A former VM of the name.
         (owned_by(&[owner(&json!({"uid": "former"}))]), &untouched),
