@@ -104,8 +104,10 @@ async fn runs_alone(s: &Story, vmi: &Value, nodes: &[String]) -> Result<()> {
     let uid = pod["metadata"]["uid"].as_str().context("pod without UID")?;
     let given = state(s, node).await?["entries"][uid]["compute"].clone();
     let given = given.as_str().context("kubelet gave the container no CPU")?;
+    // Other guests run on the node as well.
     let threads = format!(
-        "for thread in /proc/[0-9]*/task/[0-9]*; do read -r name < $thread/comm && case \"$name\" in \"{VCPU}\"*) \
+        "for thread in /proc/[0-9]*/task/[0-9]*; do grep -q {uid} $thread/cgroup || continue; \
+         read -r name < $thread/comm && case \"$name\" in \"{VCPU}\"*) \
          grep Cpus_allowed_list $thread/status;; esac; done 2>/dev/null; true"
     );
     let affinity = on_host(s, node, &threads).await?;

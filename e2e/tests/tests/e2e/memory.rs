@@ -152,7 +152,8 @@ async fn is_mapped(s: &Story) -> Result<()> {
     let pod = s.launcher_pod("box").await?;
     let name = pod["metadata"]["name"].as_str().context("pod without name")?;
     let xml = s.exec_in(name, "compute", &["virsh", "dumpxml", "1"]).await?;
-    for part in ["<memnode cellid='0' mode='strict' nodeset='0'/>", "<cell id='0' cpus='0'", "mode='immediate'"] {
+    // vCPUs that can be plugged in are named, too.
+    for part in ["<memnode cellid='0' mode='strict' nodeset='0'/>", "<cell id='0' cpus='0-3'", "mode='immediate'"] {
         ensure!(xml.contains(part), "the domain has no {part}: {xml}");
     }
     Ok(())
