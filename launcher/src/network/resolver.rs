@@ -69,11 +69,16 @@ impl Resolver {
         self.search.iter().rev().map(String::as_str).max_by_key(|domain| domain.len())
     }
 
-    /// Prepends the domain of a VMI with a subdomain to the search list.
+    /// Prepends the domain of a VMI with a subdomain to the search list, unless the pod has it already. It belongs to the longest
+    /// domain of services: only services give subdomains a name, and other domains come from `dnsConfig` or the node.
     pub(crate) fn with_subdomain(mut self, subdomain: Option<&str>) -> Self {
-        if let (Some(subdomain), Some(domain)) = (subdomain.filter(|name| is_domain(name)), self.domain()) {
+        let services = self.search.iter().rev().filter(|domain| domain.contains(".svc."));
+        if let (Some(subdomain), Some(domain)) =
+            (subdomain.filter(|name| is_domain(name)), services.max_by_key(|domain| domain.len()))
+        {
             let full = format!("{subdomain}.{domain}");
-            if is_domain(&full) {
+            let is_known = domain.strip_prefix(subdomain).is_some_and(|rest| rest.starts_with('.'));
+            if !is_known && is_domain(&full) {
                 self.search.insert(0, full);
             }
         }
@@ -108,9 +113,20 @@ mod tests {
     }
 
     #[test]
-    fn a_subdomain_comes_first() {
-        let resolver = Resolver::parse("search a.svc.cluster.local\n").with_subdomain(Some("web"));
-        assert_eq!(resolver.search[0], "web.a.svc.cluster.local");
-        assert_eq!(Resolver::default().with_subdomain(Some("web")), Resolver::default());
+    fn a_subdomain_of_services_comes_first() {
+        for (search, expected) in [
+            ("a.svc.cluster.local", "web.a.svc.cluster.local a.svc.cluster.local"),
+            (
+                "svc.cluster.local a.svc.cluster.local a.very.long.domain.of.the.node",
+                "web.a.svc.cluster.local svc.cluster.local a.svc.cluster.local a.very.long.domain.of.the.node",
+            ),
+            ("web.a.svc.cluster.local a.svc.cluster.local", "web.a.svc.cluster.local a.svc.cluster.local"),
+            ("webs.svc.cluster.local", "web.webs.svc.cluster.local webs.svc.cluster.local"),
+            ("example.com", "example.com"),
+            ("", ""),
+        ] {
+            let resolver = Resolver::parse(&format!("search {search}\n")).with_subdomain(Some("web"));
+            assert_eq!(resolver.search.join(" "), expected, "{search}");
+        }
     }
 }
