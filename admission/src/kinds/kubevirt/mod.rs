@@ -55,6 +55,15 @@ const PLURAL: &str = "kubevirts";
 const NOT_HELD: &str = "virt-controller has not added the finalizer kubevirt.io/foregroundDeleteKubeVirt yet, without which the workloads would remain. Repeat the request.";
 const CONFIGURATION: &str = "spec.configuration";
 
+/// Field that places components, and the kind of workload that runs them.
+struct Place {
+    field: &'static str,
+    workload: &'static str,
+}
+
+const INFRA: Place = Place { field: "spec.infra", workload: "Deployment" };
+const WORKLOADS: Place = Place { field: "spec.workloads", workload: "DaemonSet" };
+
 /// Names of cipher suites in Go, up to TLS 1.2 and of TLS 1.3.
 const CIPHERS: [&str; 25] = [
     "TLS_AES_128_GCM_SHA256",
@@ -102,7 +111,7 @@ pub(crate) fn validate_create(context: &Context<'_>) -> Result<Decision, Interru
     }
     let mut errors = configuration_errors(&new);
     // Launcher pods would be refused.
-    validate_placement("DaemonSet", new.spec.workloads.as_ref(), &mut errors);
+    validate_placement(&WORKLOADS, new.spec.workloads.as_ref(), &mut errors);
     Ok(context.decide(errors, warnings(&new.spec, &KubeVirtSpec::default())))
 }
 
@@ -222,10 +231,9 @@ pub fn update_errors(new: &KubeVirtSpec, old: &KubeVirtSpec) -> FieldErrors {
     {
         validate_ciphers(tls, &mut errors);
     }
-    for (workload, new, old) in [("Deployment", &new.infra, &old.infra), ("DaemonSet", &new.workloads, &old.workloads)]
-    {
+    for (place, new, old) in [(&INFRA, &new.infra, &old.infra), (&WORKLOADS, &new.workloads, &old.workloads)] {
         if new != old {
-            validate_placement(workload, new.as_ref(), &mut errors);
+            validate_placement(place, new.as_ref(), &mut errors);
         }
     }
     if configuration.seccomp_configuration != old.configuration.seccomp_configuration
@@ -310,9 +318,15 @@ fn validate_ciphers(tls: &TlsConfiguration, errors: &mut FieldErrors) {
 }
 
 /// Applies the rules of Kubernetes for pods, with its messages. (The reference sends a dry run of a workload to the API server;
-/// virt-api has no right to create workloads.)
-fn validate_placement(workload: &str, component: Option<&ComponentConfig>, errors: &mut FieldErrors) {
+/// virt-api has no right to create workloads.) Operators of tolerations are limited by the schema already.
+fn validate_placement(place: &Place, component: Option<&ComponentConfig>, errors: &mut FieldErrors) {
     let Some(placement) = component.and_then(|component| component.node_placement.as_ref()) else { return };
+    let mut operators = placement.tolerations.iter().filter_map(|toleration| toleration.operator.as_deref());
+    if operators.any(|operator| !["", "Equal", "Exists"].contains(&operator)) {
+        let field = format!("{}.nodePlacement.tolerations.operator", place.field);
+        errors.schema(format!("{field} in body should be one of [Equal Exists]"));
+        return;
+    }
     let found = scheduling::validate_placement(
         "spec.template.spec",
         placement.affinity.as_ref(),
@@ -325,7 +339,7 @@ fn validate_placement(workload: &str, component: Option<&ComponentConfig>, error
         [one] => (*one).to_owned(),
         more => format!("[{}]", more.join(", ")),
     };
-    errors.invalid("", format!("{workload}.apps \"placement-validation-webhook\" is invalid: {text}"));
+    errors.invalid("", format!("{}.apps \"placement-validation-webhook\" is invalid: {text}", place.workload));
 }
 
 fn validate_seccomp_profile(seccomp: &SeccompConfiguration, errors: &mut FieldErrors) {
