@@ -10,7 +10,7 @@ use api::{
     vsock,
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{
     Observed, SyncError,
@@ -271,8 +271,19 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
     }
     Ok(failure.map(|failure| SyncError {
         reason: reason::FAILED_CREATE.to_owned(),
-        message: format!("failed to create virtual machine pod: {}", failure.message),
+        message: refused(&instance.metadata, &failure.message),
     }))
+}
+
+/// Returns the message about a pod that the API server refused. The words about the Pod Security level of the namespace are those of the
+/// reference.
+fn refused(instance: &ObjectMeta, error: &str) -> String {
+    if !error.contains("violates PodSecurity") {
+        return format!("failed to create virtual machine pod: {error}");
+    }
+    let namespace = instance.namespace.as_deref().unwrap_or_default();
+    let name = instance.name.as_deref().unwrap_or_default();
+    format!("failed to create pod for vmi {namespace}/{name}, it needs a privileged namespace to run: {error}")
 }
 
 pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'a CachedPod>, decision: &mut Decision) {

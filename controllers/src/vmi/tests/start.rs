@@ -226,6 +226,11 @@ fn refused_pod_shows_its_reason_and_is_retried_later() {
     let condition = condition_in(&status_of(&decision), "Synchronized");
     assert_eq!(condition["reason"], "FailedCreate");
     assert_eq!(condition["message"], "failed to create virtual machine pod: exceeded quota");
+    let security = "pods \"virt-launcher-m\" is forbidden: violates PodSecurity \"restricted:latest\"";
+    let refusal = Failure { message: security.to_owned(), ..failure.clone() };
+    let condition = condition_in(&status_of(&decided_after(&vmi(&json!({})), &[], Some(&refusal))), "Synchronized");
+    let expected = format!("failed to create pod for vmi d/m, it needs a privileged namespace to run: {security}");
+    assert_eq!((condition["reason"].as_str(), condition["message"].as_str()), (Some("FailedCreate"), Some(&*expected)));
     let due = Failure { retry_at: now(), ..failure };
     let decision = decided_after(&vmi(&json!({})), &[], Some(&due));
     assert!(matches!(decision.effects[0], Effect::Create { kind: Kind::Pod, .. }));
