@@ -51,7 +51,7 @@ pub(super) fn effects(observed: &Observed) -> Vec<Effect> {
     effects.into_iter().map(|effect| effect.refused_as(REFUSED)).collect()
 }
 
-/// Makes a new VM the owner of its claims.
+/// Makes a new VM the owner of its claims, which lose the mark that has asked for it.
 fn own(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
     for restored in observed.status().restores {
         let claim =
@@ -61,7 +61,9 @@ fn own(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
         let is_owned_later = annotations.is_some_and(|all| all.contains_key(annotation::OWNED_BY_VM));
         if is_owned_later && claim.metadata.owner_references.iter().flatten().next().is_none() {
             let owners = [Kind::VirtualMachine.owner_reference(&vm.metadata)];
-            effects.push(Effect::merge(Kind::Claim, &claim.metadata, json!({"metadata": {"ownerReferences": owners}})));
+            let unmarked = json!({annotation::OWNED_BY_VM: null});
+            let patch = json!({"metadata": {"ownerReferences": owners, "annotations": unmarked}});
+            effects.push(Effect::merge(Kind::Claim, &claim.metadata, patch));
         }
     }
 }

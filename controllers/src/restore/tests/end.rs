@@ -85,6 +85,26 @@ fn complete_restore_is_owned_by_its_vm_or_its_clone() {
 }
 
 #[test]
+fn new_vm_becomes_the_owner_of_its_claims_once() {
+    let key = "restore.kubevirt.io/owned-by-vm";
+    let name = "restore-restore-uid-data";
+    let mut marked = own();
+    marked["metadata"]["annotations"][key] = json!("r");
+    let mut owned = marked.clone();
+    owned["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "of-a-user", "uid": "x"}]);
+    for (change, expected) in [(own(), None), (marked, Some("vm-uid")), (owned, None)] {
+        let mut observed = done();
+        observed.claims.extend([claim(name, "Bound", &change)]);
+        let written = patch(&observed, Kind::Claim, None)["metadata"].clone();
+        assert_eq!(written["ownerReferences"][0]["uid"].as_str(), expected, "{change}");
+        if expected.is_some() {
+            assert_eq!(written["annotations"], json!({key: null}));
+        }
+    }
+}
+
+#[test]
 fn restored_state_replaces_the_former_one() {
     let mut observed = done();
     let mut status = named();

@@ -586,6 +586,13 @@ fn virt_controller_changes_only_what_it_needs() {
                 (Method::POST, claims.clone(), state_of("VirtualMachinePool"), Some("claim-creation")),
                 // Nothing of a user becomes the state of a VM, or is deleted as such.
                 (Method::PATCH, format!("{claims}/of-a-user"), labels("persistent-state-for", "box"), Some("claims")),
+                // With this mark a VM could take it over.
+                (
+                    Method::PATCH,
+                    format!("{claims}/of-a-user"),
+                    json!({"metadata": {"annotations": {"restore.kubevirt.io/owned-by-vm": "box"}}}),
+                    Some("claims"),
+                ),
                 (Method::DELETE, format!("{claims}/of-a-user"), json!({"dryRun": ["All"]}), Some("claim-deletion")),
                 (Method::PATCH, format!("{claims}/moving"), labels("persistent-state-for", "box"), None),
                 (Method::POST, revisions, revision, Some("revision-creation")),
