@@ -355,7 +355,7 @@ fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
     if let Some(failure) = observed.refusal().filter(|failure| !observed.gives_up() && failure.blocks(observed.now)) {
         return Ok(Step::default().wake(failure.remaining(observed.now)));
     }
-    let step = Step::show(Shown::ends("VM restore is deleting"));
+    let step = Step::show(Shown::idle("VM restore is deleting"));
     // It must not hold back its VM and its namespace.
     let step = if observed.restore.is_final() || observed.gives_up() {
         step

@@ -14,11 +14,8 @@ use crate::runtime::{Effect, Event, Kind};
 /// Time within which the guest must end.
 const GRACE: SignedDuration = SignedDuration::from_mins(5);
 const STOP: &str = "Waiting for target VM to be powered off. Please stop the restore target to proceed with restore";
-/// Reason and message of the event about a guest that has not ended.
-const NOT_READY: (&str, &str) = (
-    "RestoreTargetNotReady",
-    "Restore target VMI still exists, please stop the restore target to proceed with restore",
-);
+/// Message of the event about a guest that a user must stop.
+const NOT_READY: &str = "Restore target VMI still exists, please stop the restore target to proceed with restore";
 
 /// Returns the step of a restore whose target has a VMI. The lease would keep users from stopping it.
 pub(super) fn step(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, serde_json::Error> {
@@ -35,13 +32,16 @@ pub(super) fn too_early(vmi: &VirtualMachineInstance) -> Step {
 fn by_policy(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, serde_json::Error> {
     match observed.restore.spec.target_readiness_policy.as_deref().unwrap_or("WaitGracePeriod") {
         "FailImmediate" => failed(observed, "Restore target VMI must be powered off before restore operation"),
-        "WaitEventually" => Ok(waits(observed, STOP)),
+        "WaitEventually" => Ok(waits(observed, STOP, NOT_READY)),
         "StopTarget" => {
             let text = "Automatically stopping restore target for restore operation";
-            Ok(Step::show(Shown::waits(text)).after(stop(observed, vmi)?))
+            Ok(waits(observed, text, text).after(stop(observed, vmi)?))
         }
         "WaitGracePeriod" => match left(&observed.restore, observed.now) {
-            Some(left) => Ok(waits(observed, &format!("{STOP}, or the operation will fail after 5m0s")).wake(left)),
+            Some(left) => {
+                let text = format!("{STOP}, or the operation will fail after 5m0s");
+                Ok(waits(observed, &text, NOT_READY).wake(left))
+            }
             None => failed(
                 observed,
                 "Restore target failed to be ready within 5m0s. Please power off the target VM before attempting restore",
@@ -51,10 +51,11 @@ fn by_policy(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, 
     }
 }
 
-fn waits(observed: &Observed, text: &str) -> Step {
-    let shown = Shown::waits(text);
-    let (reason, message) = NOT_READY;
-    let event = Event::warning(Kind::VmRestore.reference(&observed.restore.metadata), reason, message);
+/// Waits for the guest's end, with the text of the conditions and the message of the event.
+fn waits(observed: &Observed, text: &str, message: &str) -> Step {
+    let shown = Shown::idle(text);
+    let regarding = Kind::VmRestore.reference(&observed.restore.metadata);
+    let event = Event::warning(regarding, "RestoreTargetNotReady", message);
     let event = (!shown.is_shown(observed)).then_some(Effect::Event(event));
     Step::show(shown).after(event)
 }

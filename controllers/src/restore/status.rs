@@ -66,27 +66,27 @@ impl Shown {
 
     /// It is tried again after an error.
     pub(super) fn error(text: &str) -> Self {
-        Self { end: End::Error, ..Self::ends(text) }
+        Self { end: End::Error, ..Self::idle(text) }
     }
 
     /// It has failed.
     pub(super) fn failed(text: &str) -> Self {
-        Self { end: End::Failed, ..Self::ends(text) }
+        Self { end: End::Failed, ..Self::idle(text) }
     }
 
     /// It has failed. Clients of the reference, which would try again, wait for the event of an error.
     pub(super) fn refused(text: &str) -> Self {
-        Self { end: End::Refused, ..Self::ends(text) }
+        Self { end: End::Refused, ..Self::idle(text) }
     }
 
-    /// It does nothing more, because it is deleted.
-    pub(super) fn ends(text: &str) -> Self {
+    /// It does nothing: its target runs, or it is deleted.
+    pub(super) fn idle(text: &str) -> Self {
         Self { progressing: text.to_owned(), ready: text.to_owned(), ..Self::default() }
     }
 
     /// It is complete.
     pub(super) fn complete() -> Self {
-        Self { end: End::Complete, ..Self::ends(COMPLETE) }
+        Self { end: End::Complete, ..Self::idle(COMPLETE) }
     }
 
     /// Returns true if the status has this text.

@@ -222,8 +222,12 @@ fn target_that_runs_is_waited_for_by_policy() {
         let mut observed = observed(&json!({"spec": {"targetReadinessPolicy": policy}}));
         (observed.vmi, observed.now) = (vmi(), format!("2030-01-01T{now}:00Z").parse().unwrap());
         let [shown, _, failure] = texts(&observed);
-        assert!(shown.contains(&progressing), "{policy}: {shown}");
+        assert!(shown.starts_with(&format!("False {progressing}")), "{policy}: {shown}");
         assert_eq!(failure.starts_with("True"), fails, "{policy}: {failure}");
+        let is_told = effects(&observed)
+            .iter()
+            .any(|effect| matches!(effect, Effect::Event(event) if event.reason == "RestoreTargetNotReady"));
+        assert_eq!(is_told, !fails, "{policy}");
         // The lease would keep users from stopping the VM.
         assert_eq!(
             patch(&observed, Kind::VirtualMachine, Some("status"))["status"]["operation"],
