@@ -14,6 +14,8 @@ const POD_READY: &str = "cdi.kubevirt.io/storage.pod.ready";
 const POD_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
 const APPLY_PROFILE: &str = "cdi.kubevirt.io/applyStorageProfile";
 const USES_POPULATOR: &str = "cdi.kubevirt.io/storage.usePopulator";
+/// Part of the message about a write that its client repeats.
+const CONFLICT: &str = "the object has been modified";
 
 fn content_type(options: &UploadOptions) -> &'static str {
     if options.is_archive() { "archive" } else { "kubevirt" }
@@ -172,6 +174,25 @@ pub(super) fn claim_ready(claim: Option<&Value>) -> Progress {
             Progress::Waiting(format!("the PVC is {}, its upload server is not ready", text(&claim["status"]["phase"])))
         }
     }
+}
+
+/// Returns why the target has no volume, by its events and with the words of `virtctl`. An event outlives its cause, so that one is told
+/// only while the claim, or its volume, is missing.
+pub(super) fn cause(events: &Value, data_volume: Option<&Value>, claim: Option<&Value>) -> Option<String> {
+    let (object, reason, words) = match (claim, data_volume) {
+        (Some(claim), _) if claim["status"]["phase"] == "Pending" => {
+            (claim, "ProvisioningFailed", "Provisioning failed")
+        }
+        (None, Some(data_volume)) => (data_volume, "ErrClaimNotValid", "Claim not valid"),
+        _ => return None,
+    };
+    let of_object = |event: &&Value| {
+        event["involvedObject"]["uid"] == object["metadata"]["uid"]
+            && event["reason"] == reason
+            && !text(&event["message"]).contains(CONFLICT)
+    };
+    let event = events["items"].as_array()?.iter().rfind(of_object)?;
+    Some(format!("{words}: {}", text(&event["message"])))
 }
 
 /// Decides whether an upload is processed. A server that restarts has lost the data, and would wait for new data for ever.
@@ -355,6 +376,32 @@ mod tests {
         assert!(matches!(processed(None, None, 0), Progress::Failed(_)));
         assert!(matches!(claim_ready(Some(&claim(POD_READY, "true"))), Progress::Done(_)));
         assert!(matches!(claim_ready(Some(&claim(POD_READY, "false"))), Progress::Waiting(_)));
+    }
+
+    #[test]
+    fn events_tell_why_there_is_no_volume() {
+        let event = |uid: &str, reason: &str, message: &str| -> Value {
+            json!({"involvedObject": {"name": "a", "uid": uid}, "reason": reason, "message": message})
+        };
+        let events = json!({"items": [
+            event("claim", "ProvisioningFailed", "no class"),
+            event("claim", "ProvisioningFailed", "update: the object has been modified"),
+            event("former", "ProvisioningFailed", "no space"),
+            event("volume", "ErrClaimNotValid", "no mode"),
+        ]});
+        let data_volume = json!({"metadata": {"uid": "volume"}});
+        let claim = |uid: &str, phase: &str| json!({"metadata": {"uid": uid}, "status": {"phase": phase}});
+        for (volume, found, expected) in [
+            (None, None, None),
+            (None, Some(claim("claim", "Pending")), Some("Provisioning failed: no class")),
+            (Some(&data_volume), Some(claim("claim", "Pending")), Some("Provisioning failed: no class")),
+            (Some(&data_volume), Some(claim("claim", "Bound")), None),
+            (Some(&data_volume), Some(claim("new", "Pending")), None),
+            (Some(&data_volume), None, Some("Claim not valid: no mode")),
+        ] {
+            assert_eq!(cause(&events, volume, found.as_ref()).as_deref(), expected, "{found:?}");
+        }
+        assert_eq!(cause(&json!({}), Some(&data_volume), None), None);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use crate::{
     Connection, Error,
     error::is_not_found,
     guest::{read, text},
-    object_name, wait,
+    object_name,
+    wait::{self, Progress},
 };
 
 /// API of CDI that issues tokens for uploads.
@@ -228,13 +229,34 @@ async fn ready(connection: &Connection, options: &UploadOptions, paths: &Paths, 
         let data_volume = find_if(connection, options.target == Target::Dv, &paths.data_volume).await?;
         restarts = data_volume.as_ref().map_or(0, claim::restarts);
         let found = connection.find(&paths.claim).await?;
-        Ok(match options.target {
+        let progress = match options.target {
             Target::Dv => claim::data_volume_ready(data_volume.as_ref(), options.force_bind),
             Target::Pvc => claim::claim_ready(found.as_ref()),
+        };
+        Ok(match progress {
+            Progress::Waiting(state) => {
+                let why = cause(connection, name, data_volume.as_ref(), found.as_ref()).await;
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                Progress::Waiting(format!("{state}{why}"))
+            }
+            ended => ended,
         })
     })
     .await?;
     Ok(restarts)
+}
+
+/// Returns why the target has no volume. A user who may not read events does not learn it.
+async fn cause(
+    connection: &Connection,
+    name: &str,
+    data_volume: Option<&Value>,
+    claim: Option<&Value>,
+) -> Option<String> {
+    let namespace = &connection.namespace;
+    let path = format!("/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name={name}");
+    let events = connection.find(&path).await.ok().flatten()?;
+    claim::cause(&events, data_volume, claim)
 }
 
 /// Reads the address of the upload proxy from CDI's configuration.
