@@ -210,6 +210,9 @@ async fn cloned(s: &Story) -> Result<()> {
     s.wait("VirtualMachineClone", "one", "be cleaned up", MINUTES, is_clean).await?;
     let left = s.list("VirtualMachineRestore", "").await?;
     ensure!(left.is_empty(), "{left:?}");
+    let claims = s.list("PersistentVolumeClaim", "").await?;
+    let is_marked = |claim: &Value| !claim["metadata"]["annotations"]["restore.kubevirt.io/owned-by-vm"].is_null();
+    ensure!(!claims.iter().any(is_marked), "{claims:?}");
     // Of the older snapshot.
     s.virt(&["clone", "s", "old", "--snapshot", "--wait"]).await?;
     start(s, "old").await?;
