@@ -4,6 +4,8 @@
 //! each watch has a duration of its own, and after an error each waits for a random part of a window that doubles with errors in a
 //! row. kube's back-off has half of this spread, and never grows while lists fail: a stream of events reports the beginning of a
 //! list before it requests the list.
+//!
+//! Watches last long, as each new one is a request. A connection that was lost silently is noticed by its silence (`client/silence.rs`).
 
 use std::{fmt::Debug, time::Duration};
 
@@ -18,19 +20,22 @@ use uuid::Uuid;
 
 use crate::backoff;
 
-/// Shortest duration of a watch, and the range above it, in seconds. A connection that was lost silently is noticed at its end.
-const DURATION: (u32, u32) = (230, 60);
+/// Shortest duration of a watch, and the range above it, in seconds. They are those of kube-apiserver for clients that name none.
+const DURATION: (u32, u32) = (1800, 1800);
+/// Shortest silence that ends a watch, and the range above it, in seconds. kube-apiserver sends a bookmark a minute.
+const SILENCE: (u32, u32) = (230, 60);
 /// Window of the pause after the first error, and the longest one.
 const WINDOW: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// Time after which an error counts as the first one again: a watch without events does not show that it was established.
 const FORGET: Duration = Duration::from_secs(120);
 
-/// Watches the objects that `config` selects for ever. The duration of `config` is replaced.
+/// Watches the objects that `config` selects for ever. The duration of `config` is replaced. A client of [`crate::client::connect`] notices
+/// a connection that was lost silently.
 pub fn events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    paced(watcher::watcher(api, config.timeout(duration(random()))))
+    paced(watcher::watcher(api, config.timeout(duration())))
 }
 
 /// Watches the object `name` for ever. Yields each version; `None`: it does not exist.
@@ -133,9 +138,19 @@ fn part(window: Duration, random: u128) -> Duration {
     Duration::from_millis(u64::try_from(random % window.as_millis().max(1)).unwrap_or_default())
 }
 
-/// Returns the duration of a watch that `random` selects, in seconds.
-fn duration(random: u128) -> u32 {
-    let (shortest, range) = DURATION;
+/// Returns a duration for a watch, in seconds.
+#[must_use]
+pub fn duration() -> u32 {
+    selected(DURATION, random())
+}
+
+/// Returns a time after which a watch on which nothing arrives ends.
+pub(crate) fn silence() -> Duration {
+    Duration::from_secs(u64::from(selected(SILENCE, random())))
+}
+
+/// Returns the number of seconds that `random` selects, from the shortest one and the range above it.
+fn selected((shortest, range): (u32, u32), random: u128) -> u32 {
     shortest + u32::try_from(random % u128::from(range)).unwrap_or_default()
 }
 
@@ -210,7 +225,10 @@ mod tests {
             );
         }
         for (random, expected) in [(0, 230), (59, 289), (60, 230), (u128::MAX, 245)] {
-            assert_eq!(duration(random), expected, "{random}");
+            assert_eq!(selected(SILENCE, random), expected, "{random}");
+        }
+        for (random, expected) in [(0, 1800), (1799, 3599), (1800, 1800)] {
+            assert_eq!(selected(DURATION, random), expected, "{random}");
         }
     }
 

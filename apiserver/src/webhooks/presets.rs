@@ -237,7 +237,8 @@ async fn follow(client: Client, mut writer: BoundedWriter, listed: watch::Sender
     let api = Api::<DynamicObject>::all_with(client, &ApiResource::erase::<VirtualMachineInstancePreset>(&()));
     let mut failures = 0_u32;
     loop {
-        let mut events = std::pin::pin!(watcher::watcher(api.clone(), watcher::Config::default().page_size(PAGE)));
+        let config = watcher::Config::default().page_size(PAGE).timeout(daemon::watch::duration());
+        let mut events = std::pin::pin!(watcher::watcher(api.clone(), config));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {

@@ -116,9 +116,10 @@ impl Watch {
     }
 }
 
-/// Watches the lease `name` from a version on. The name in the selector is the one that RBAC compares.
+/// Watches the lease `name` from a version on. The name in the selector is the one that RBAC compares. A silent watch is noticed by reads.
 fn changes(leases: Api<Lease>, name: &str, version: String) -> Changes {
-    let parameters = WatchParams::default().fields(&format!("metadata.name={name}")).disable_bookmarks();
+    let selector = format!("metadata.name={name}");
+    let parameters = WatchParams::default().fields(&selector).timeout(daemon::watch::duration()).disable_bookmarks();
     async move { leases.watch(&parameters, &version).await }.try_flatten_stream().boxed()
 }
 

@@ -11,7 +11,7 @@ use http::{Method, Request, Response};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 use tower::{Layer, Service};
 
-use super::limit;
+use super::{limit, silence::is_watch};
 
 /// Metrics of all clients of this process.
 #[derive(Clone)]
@@ -83,8 +83,7 @@ fn attributes(method: &Method, path: &str, query: Option<&str>) -> Attributes {
         url.push("{name}".to_owned());
     }
     url.extend(elements.iter().skip(2).map(|element| (*element).to_owned()));
-    let watch = query.unwrap_or_default().split('&').any(|pair| matches!(pair, "watch=true" | "watch=1"));
-    Attributes { resource, verb: verb(method, named, watch), url: format!("/{}", url.join("/")) }
+    Attributes { resource, verb: verb(method, named, is_watch(query)), url: format!("/{}", url.join("/")) }
 }
 
 fn path_url(elements: &[&str]) -> String {

@@ -1,7 +1,9 @@
-//! The client for the Kubernetes API server; `metrics` counts its requests, and `limit` delays them where the configuration says so.
+//! The client for the Kubernetes API server; `metrics` counts its requests, `limit` delays them where the configuration says so, and
+//! `silence` ends watches on which nothing arrives.
 
 mod limit;
 pub(crate) mod metrics;
+mod silence;
 
 use std::time::Duration;
 
@@ -9,11 +11,11 @@ use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config, client::ClientBuilder};
 
 pub use self::limit::limit_requests;
-use self::metrics::CountLayer;
+use self::{metrics::CountLayer, silence::SilenceLayer};
 
 /// Longest time for a connection to the API server to come up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest silence on a connection; longer than a watch may be silent (the server ends watches after 290 s).
+/// Longest silence on a connection; longer than a watch may be silent.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest time for a request to be accepted by the kernel.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -45,7 +47,11 @@ pub async fn connect() -> Result<Client, ClientError> {
     config.headers.extend(user_agent().map(|agent| (USER_AGENT, agent)));
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let layer = CountLayer { host: host.into() };
-    Ok(ClientBuilder::try_from(config).map_err(ClientError::Build)?.with_layer(&layer).build())
+    Ok(ClientBuilder::try_from(config)
+        .map_err(ClientError::Build)?
+        .with_layer(&layer)
+        .with_layer(&SilenceLayer)
+        .build())
 }
 
 /// Returns name and version of this program. The API server's audit log has them, and the managers of fields have the name.
