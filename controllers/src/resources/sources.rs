@@ -177,6 +177,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn replica_that_takes_the_lease_looks_for_what_was_not_served() {
+        // Not served; found at the lease, by the watch that waits for it, and by its first list.
+        let server = Server::new([unserved(), list(&[]), list(&[]), list(&["a"])]);
+        let caches = Caches::default();
+        let source = networks(&caches, &server, false);
+        let follows = tokio::spawn(source.clone().run());
+        within(5, || caches.networks.is_absent()).await;
+        let leads = tokio::spawn(async move { source.catch_up().await });
+        within(5, || caches.networks.get(&Key::new("n", "a")).is_some()).await;
+        assert!(!caches.networks.is_absent());
+        leads.abort();
+        follows.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn optional_resource_that_cannot_be_listed_holds_nothing_back() {
         let refused =
             || Reply::Answer(403, json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden"}));

@@ -7,7 +7,7 @@ use std::{
     fmt::Debug,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -80,12 +80,11 @@ impl Presence {
         self != Self::Required
     }
 
-    /// Returns the time until the API server is asked again for a resource that it has not served for this time.
-    fn discovery(self, unserved: Duration) -> Duration {
-        match self {
-            Self::WhenServed => (unserved / 4).clamp(DISCOVERY, LONGEST_DISCOVERY),
-            Self::Required | Self::Awaited => DISCOVERY,
-        }
+    /// Returns the time until the API server is asked again for a resource that it has not served for this time. A replica that does not
+    /// act by its cache asks when it takes a lease.
+    fn discovery(self, unserved: Duration, acts: bool) -> Duration {
+        let is_awaited = self != Self::WhenServed && acts;
+        if is_awaited { DISCOVERY } else { (unserved / 4).clamp(DISCOVERY, LONGEST_DISCOVERY) }
     }
 }
 
@@ -109,6 +108,10 @@ pub(crate) struct Watch<W, K: Cached> {
     complete_to: AtomicU64,
     /// Starts the watch anew.
     restart: Notify,
+    /// This replica leads, or has led.
+    acts: AtomicBool,
+    /// Ends the pause before the API server is asked again for a resource that it does not serve.
+    look: Notify,
 }
 
 /// The error of a comparison.
@@ -173,6 +176,8 @@ where
             delivered: AtomicU64::new(0),
             complete_to: AtomicU64::new(0),
             restart: Notify::new(),
+            acts: AtomicBool::new(false),
+            look: Notify::new(),
         }
     }
 
@@ -308,12 +313,33 @@ where
                 }
             }
             let pause = if self.cache.is_absent() {
-                self.presence.discovery(unserved_since.map_or(Duration::ZERO, |since| since.elapsed()))
+                let unserved = unserved_since.map_or(Duration::ZERO, |since| since.elapsed());
+                self.presence.discovery(unserved, self.acts.load(Ordering::Relaxed))
             } else {
                 backoff::pause((RETRY, DISCOVERY), in_a_row)
             };
-            tokio::time::sleep(pause).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.look.notified() => {}
+            }
         }
+    }
+
+    /// Looks if the API server still does not serve the resource, after long pauses of this replica, which acts from now on.
+    async fn look_again(&self) {
+        self.acts.store(true, Ordering::Relaxed);
+        if !self.cache.is_absent() {
+            return;
+        }
+        let began = Instant::now();
+        loop {
+            match self.list_one().await {
+                Ok(()) => break self.cache.set_absent(false),
+                Err(error) if error.is_absent() || began.elapsed() >= PATIENCE => break,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+        self.look.notify_one();
     }
 
     /// Watches until the API server does not know an optional resource any more.
@@ -418,6 +444,7 @@ where
     fn catch_up(&self) -> BoxFuture<'_, ()> {
         async {
             let resource = self.api.resource_url();
+            self.look_again().await;
             if !self.is_filled().await {
                 return;
             }
@@ -439,7 +466,7 @@ where
                         }
                         failures = Failures::default();
                         tracing::warn!(resource, differences = differences.len(), "cache is behind the API server");
-                        // The connection of a silent watch may be dead, which shows only when its time limit ends.
+                        // The connection of a silent watch may be dead, which shows only after minutes.
                         let is_silent = self.delivered.load(Ordering::Relaxed) == delivered;
                         if is_silent && restarted.is_none_or(|at| at.elapsed() >= RESTART_INTERVAL) {
                             restarted = Some(Instant::now());

@@ -276,8 +276,13 @@ fn failures_are_logged_once_for_each_reason() {
 fn resource_that_is_missing_for_long_is_looked_for_less_often_unless_it_is_awaited() {
     // Seconds for which it is missing, seconds until the next look for one that is not awaited.
     for (unserved, expected) in [(0, 20), (80, 20), (200, 50), (480, 120), (86_400, 120)] {
-        let unserved = Duration::from_secs(unserved);
-        assert_eq!(Presence::WhenServed.discovery(unserved), Duration::from_secs(expected), "{unserved:?}");
-        assert_eq!(Presence::Awaited.discovery(unserved), DISCOVERY, "{unserved:?}");
+        let (unserved, expected) = (Duration::from_secs(unserved), Duration::from_secs(expected));
+        // A replica that follows waits for none.
+        for (presence, acts) in
+            [(Presence::WhenServed, true), (Presence::WhenServed, false), (Presence::Awaited, false)]
+        {
+            assert_eq!(presence.discovery(unserved, acts), expected, "{presence:?} {unserved:?} {acts}");
+        }
+        assert_eq!(Presence::Awaited.discovery(unserved, true), DISCOVERY, "{unserved:?}");
     }
 }
