@@ -77,7 +77,9 @@ impl Resolver {
             (subdomain.filter(|name| is_domain(name)), services.max_by_key(|domain| domain.len()))
         {
             let full = format!("{subdomain}.{domain}");
-            let is_known = domain.strip_prefix(subdomain).is_some_and(|rest| rest.starts_with('.'));
+            // A namespace may have the name of the subdomain.
+            let is_known =
+                domain.strip_prefix(subdomain).is_some_and(|rest| rest.starts_with('.') && !rest.starts_with(".svc."));
             if !is_known && is_domain(&full) {
                 self.search.insert(0, full);
             }
@@ -122,6 +124,7 @@ mod tests {
             ),
             ("web.a.svc.cluster.local a.svc.cluster.local", "web.a.svc.cluster.local a.svc.cluster.local"),
             ("webs.svc.cluster.local", "web.webs.svc.cluster.local webs.svc.cluster.local"),
+            ("web.svc.cluster.local", "web.web.svc.cluster.local web.svc.cluster.local"),
             ("example.com", "example.com"),
             ("", ""),
         ] {
