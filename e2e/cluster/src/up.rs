@@ -264,7 +264,8 @@ fn write_files(plan: &Plan, node: &Node, into: &Path, bin: &Path, snapshotter: &
     let at = |path: PathBuf| path.strip_prefix(&node.folder).map_or(path.clone(), |path| into.join(path));
     let (network, plugins) = (into.join("cni/net.d"), at(render::node::own_plugins(node)));
     let registry = at(render::node::registries(node).join(plan.registry()));
-    for folder in [&network, &plugins, &registry] {
+    let others = at(render::node::registries(node).join(render::node::OTHER_REGISTRIES));
+    for folder in [&network, &plugins, &registry, &others] {
         fs::create_dir_all(folder).at("create", folder)?;
     }
     certificates::write_node(plan, node, into, SystemTime::now())?;
@@ -282,7 +283,8 @@ fn write_files(plan: &Plan, node: &Node, into: &Path, bin: &Path, snapshotter: &
     write(&into.join("kube-proxy.yaml"), &render::node::kube_proxy(plan, node))?;
     write(&into.join("resolv.conf"), "")?;
     write(&into.join("containerd.toml"), &render::node::containerd(node, bin, snapshotter))?;
-    write(&registry.join("hosts.toml"), &render::node::registry(plan))
+    write(&registry.join("hosts.toml"), &render::node::registry(plan))?;
+    write(&others.join("hosts.toml"), render::node::UNREACHABLE)
 }
 
 /// Returns true if overlayfs works on the file system of a folder.

@@ -277,6 +277,13 @@ pub(crate) fn registry(plan: &Plan) -> String {
     format!("[host.'http://{}']\n  capabilities = ['pull', 'resolve']\n", plan.registry())
 }
 
+/// Folder of the settings for registries without a folder of their own.
+pub(crate) const OTHER_REGISTRIES: &str = "_default";
+
+/// Settings for other registries: nothing listens at this port, so a pull fails at once. No traffic leaves the host, so otherwise it
+/// would fail after the time limits of lookups by DNS, during which kubelet cannot end the pod.
+pub(crate) const UNREACHABLE: &str = "server = 'http://127.0.0.1:1'\n";
+
 /// Renders the NAT rules of the node's network namespace: traffic of pods to addresses outside of the pod network gets the
 /// node's address, because there is no route back to pods.
 #[must_use]
