@@ -9,9 +9,9 @@ export STORY_TIMES
 : >"$STORY_TIMES"
 
 $TESTS --test conformance || exit
-# Threads of waiting stories cost nothing. The kit limits how many stories run (e2e/cluster/src/places.rs).
+# Threads of waiting stories cost nothing. The kit limits how many stories run, and selects the next one (e2e/cluster/src/places.rs).
 # shellcheck disable=SC2046
-RUST_TEST_THREADS=${RUST_TEST_THREADS:-32} $TESTS --test e2e -- --exact $(cat build/stories-selected)
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-1000} $TESTS --test e2e -- --exact $(cat build/stories-selected)
 result=$?
 echo 'duration of each story, without the time that it waited for its turn:'
 sort -rn "$STORY_TIMES"

@@ -1,13 +1,10 @@
 //! Limits how many tests use a cluster at once.
 //!
-//! A test takes places in the order of arrival. A test that disturbs the whole cluster runs alone, after those that arrived
-//! before it and those that wait. Tests that run alone are thereby the last ones: emptying the cluster for each of them in
-//! between would take longer.
+//! Of the tests that wait, the longest one is next: a long one that began last would run while most places are free. A test that
+//! disturbs the whole cluster runs alone, after those that arrived before it and those that wait. Tests that run alone are
+//! thereby the last ones: emptying the cluster for each of them in between would take longer.
 
-use std::{
-    collections::VecDeque,
-    sync::{Condvar, Mutex, PoisonError},
-};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Places of a cluster.
 #[derive(Debug)]
@@ -22,13 +19,15 @@ struct State {
     taken: usize,
     alone: bool,
     next: u64,
-    waiting: VecDeque<u64>,
+    /// Ticket and expected duration of each test that waits, in the order of arrival.
+    waiting: Vec<(u64, f64)>,
 }
 
 impl State {
     /// Returns true if the test with this ticket may take `count` places now.
     fn is_next(&self, ticket: u64, count: usize, total: usize) -> bool {
-        !self.alone && self.waiting.front() == Some(&ticket) && self.taken + count <= total
+        let longest = self.waiting.iter().max_by(|(one, a), (other, b)| a.total_cmp(b).then(other.cmp(one)));
+        !self.alone && longest.is_some_and(|&(longest, _)| longest == ticket) && self.taken + count <= total
     }
 
     /// Returns true if a test may run alone now.
@@ -49,20 +48,21 @@ impl Places {
     /// Returns a cluster with this number of places.
     #[must_use]
     pub const fn new(total: usize) -> Self {
-        let state = State { taken: 0, alone: false, next: 0, waiting: VecDeque::new() };
+        let state = State { taken: 0, alone: false, next: 0, waiting: Vec::new() };
         Self { total, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for `count` places, or for all if there are fewer.
-    pub fn take(&self, count: usize) -> Taken<'_> {
+    /// Waits for `count` places, or for all if there are fewer. `part`: the expected part of the duration of a run, see
+    /// [`Taken::part`].
+    pub fn take(&self, count: usize, part: f64) -> Taken<'_> {
         let count = count.min(self.total);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = state.next;
         state.next += 1;
-        state.waiting.push_back(ticket);
+        state.waiting.push((ticket, part / count as f64));
         let blocked = |state: &mut State| !state.is_next(ticket, count, self.total);
         let mut state = self.changed.wait_while(state, blocked).unwrap_or_else(PoisonError::into_inner);
-        state.waiting.pop_front();
+        state.waiting.retain(|&(waiting, _)| waiting != ticket);
         state.taken += count;
         // The next one may fit beside this one.
         self.changed.notify_all();
@@ -109,15 +109,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_in_line_takes_free_places_and_one_runs_alone_when_all_are_free() {
-        let state =
-            |taken, alone, waiting: &[u64]| State { taken, alone, next: 9, waiting: waiting.iter().copied().collect() };
+    fn longest_one_takes_free_places_and_one_runs_alone_when_all_are_free() {
+        let state = |taken, alone, waiting: &[(u64, f64)]| State { taken, alone, next: 9, waiting: waiting.to_vec() };
         for (state, next, free) in [
-            (state(0, false, &[7]), true, false),
-            (state(2, false, &[7, 8]), true, false),
-            (state(3, false, &[7]), false, false),
-            (state(0, false, &[6, 7]), false, false),
-            (state(0, true, &[7]), false, false),
+            (state(0, false, &[(7, 1.0)]), true, false),
+            (state(2, false, &[(7, 1.0), (8, 1.0)]), true, false),
+            (state(3, false, &[(7, 1.0)]), false, false),
+            (state(0, false, &[(6, 1.0), (7, 1.0)]), false, false),
+            (state(0, false, &[(6, 1.0), (7, 2.0), (8, 1.0)]), true, false),
+            (state(0, false, &[(6, f64::INFINITY), (7, 2.0)]), false, false),
+            (state(0, true, &[(7, 1.0)]), false, false),
             (state(0, false, &[]), false, true),
             (state(1, false, &[]), false, false),
             (state(0, true, &[]), false, false),
@@ -129,7 +130,7 @@ mod tests {
     #[test]
     fn places_are_a_part_of_all() {
         let places = Places::new(4);
-        assert_eq!([1, 2, 9].map(|count| places.take(count).part()), [0.25, 0.5, 1.0]);
+        assert_eq!([1, 2, 9].map(|count| places.take(count, 1.0).part()), [0.25, 0.5, 1.0]);
         assert_eq!(places.take_all().part(), 1.0);
     }
 
@@ -146,7 +147,7 @@ mod tests {
                         2 => 9,
                         _ => 1,
                     };
-                    let _taken = if weight == 4 { places.take_all() } else { places.take(weight) };
+                    let _taken = if weight == 4 { places.take_all() } else { places.take(weight, weight as f64) };
                     let used = weight.min(4);
                     assert!(running.fetch_add(used, Ordering::SeqCst) + used <= 4);
                     thread::sleep(Duration::from_millis(1));

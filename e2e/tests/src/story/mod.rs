@@ -14,6 +14,7 @@ mod pods;
 mod streams;
 
 use std::{
+    collections::BTreeMap,
     io::Write,
     num::NonZero,
     sync::{
@@ -36,7 +37,7 @@ pub use self::{
     node::{Node, signal},
     streams::OpenStreams,
 };
-use crate::environment::{TIMEOUT, connect, patient};
+use crate::environment::{TIMEOUT, connect, patient, repository};
 
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -62,7 +63,7 @@ pub fn story<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let place = PLACES.take(1);
+    let place = PLACES.take(1, known_part());
     run(name, &place, body);
 }
 
@@ -74,7 +75,7 @@ pub fn story_large<F>(name: &str, body: F)
 where
     F: AsyncFnOnce(&Story) -> Result<()>,
 {
-    let places = PLACES.take(2);
+    let places = PLACES.take(2, known_part());
     run(name, &places, body);
 }
 
@@ -100,6 +101,22 @@ static PLACES: LazyLock<Places> = LazyLock::new(|| {
     let named = std::env::var("STORIES").ok().and_then(|text| text.parse().ok());
     Places::new(named.unwrap_or(2 * cores).max(1))
 });
+
+/// Known parts of stories of the duration of a run, by the names of their tests. Without the file all stories are alike.
+static KNOWN_PARTS: LazyLock<BTreeMap<String, f64>> = LazyLock::new(|| {
+    let text = std::fs::read_to_string(repository().join("e2e/story-times.tsv")).unwrap_or_default();
+    let row = |line: &str| {
+        let (name, seconds) = line.split_once('\t')?;
+        Some((name.to_owned(), seconds.parse().ok()?))
+    };
+    text.lines().filter_map(row).collect()
+});
+
+/// Returns the known part of the story of this thread, which has the name of its test. An unknown story may be a long one.
+fn known_part() -> f64 {
+    let known = std::thread::current().name().and_then(|test| KNOWN_PARTS.get(test).copied());
+    known.unwrap_or(f64::INFINITY)
+}
 
 fn run<F>(name: &str, places: &Taken<'_>, body: F)
 where
