@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::{Node, Story, signal, story_alone};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use crate::{
     kills::{During, GUEST, Has, Process, Victim, in_guest, migration_rows, run_migrations, silence, stop_daemon, uid},
     migration_faults::with_shared_disk,
     moves::{
-        CHANGE_MEMORY, MINUTES, begin, console, ended, has_ended, is_long, migrate, slow, two_nodes, vm,
+        CHANGE_MEMORY, MINUTES, alone, begin, console, ended, has_ended, is_long, migrate, slow, two_nodes, vm,
         while_cordoned, with_settings,
     },
     rows::chosen,
@@ -33,6 +33,9 @@ const STUCK: [Stuck; 2] = [
     Stuck { phase: "Scheduling", limit: 75, reason: "target pod" },
     Stuck { phase: "PreparingTarget", limit: 330, reason: "did not prepare the target within 300 seconds" },
 ];
+
+/// A busy host can be too late to stop the target's libvirtd before it has prepared. The migration is repeated then.
+const ATTEMPTS: usize = 6;
 
 #[test]
 fn migration_to_a_silent_node_fails_and_gives_up_its_place() {
@@ -67,21 +70,16 @@ fn migration_to_a_silent_node_fails_and_gives_up_its_place() {
 impl Stuck {
     async fn run(&self, s: &Story, source: &str, target: &Node, witness: &Witness) -> Result<()> {
         let before = s.get("vmi", GUEST).await?;
-        let is_stuck = |vmim: &Value| vmim["status"]["phase"] == self.phase;
-        let migration;
-        if self.phase == "Scheduling" {
+        let migration = if self.phase == "Scheduling" {
             silence(target, self.limit, "true", "true").await?;
-            migration = begin(s, GUEST).await?;
+            let migration = begin(s, GUEST).await?;
             s.kubectl(&["annotate", "vmim", &migration, "kubevirt.io/migrationPendingPodTimeoutSeconds=15"]).await?;
+            let is_stuck = |vmim: &Value| vmim["status"]["phase"] == self.phase;
             s.wait("vmim", &migration, "be stuck", MINUTES, is_stuck).await?;
+            migration
         } else {
-            target.run(&stop_daemon()).await?;
-            migration = begin(s, GUEST).await?;
-            s.wait("vmim", &migration, "be stuck", MINUTES, is_stuck).await?;
-            let [stop, proceed] = ["STOP", "CONT"].map(|sent| signal("virt-handler", "", sent));
-            let proceed = format!("{proceed}; {}", signal("libvirtd", "", "CONT"));
-            silence(target, self.limit, &stop, &proceed).await?;
-        }
+            self.silent_before_it_is_prepared(s, source, target).await?
+        };
         let stuck = Instant::now();
         let next = begin(s, "next").await?;
         let waits = |vmim: &Value| vmim["status"]["phase"] == "Pending";
@@ -109,6 +107,40 @@ impl Stuck {
         let next = ended(s, &next).await?;
         ensure!(next["status"]["phase"] == "Succeeded", "{}", next["status"]);
         migrate(s, "next").await.map(drop)
+    }
+
+    /// Begins a migration and silences the target in `PreparingTarget`. Returns the migration.
+    async fn silent_before_it_is_prepared(&self, s: &Story, source: &str, target: &Node) -> Result<String> {
+        let [stop, proceed] = ["STOP", "CONT"].map(|sent| signal("virt-handler", "", sent));
+        let proceed = format!("{proceed}; {}", signal("libvirtd", "", "CONT"));
+        for _ in 0..ATTEMPTS {
+            target.run(&stop_daemon()).await?;
+            let migration = begin(s, GUEST).await?;
+            let is_under_way = |vmim: &Value| {
+                let phase = vmim["status"]["phase"].as_str().unwrap_or_default();
+                [self.phase, "TargetReady", "Running"].contains(&phase) || has_ended(vmim)
+            };
+            s.wait("vmim", &migration, "be stuck", MINUTES, is_under_way).await?;
+            // From here on virt-handler reports nothing.
+            target.run(&stop).await?;
+            let vmi = s.get("vmi", GUEST).await;
+            let is_prepared = |vmi: &Value| !vmi["status"]["migrationState"]["targetNodeAddress"].is_null();
+            if vmi.as_ref().is_ok_and(|vmi| !is_prepared(vmi)) {
+                silence(target, self.limit, "true", &proceed).await?;
+                return Ok(migration);
+            }
+            target.run(&format!("{proceed}; true")).await?;
+            vmi?;
+            eprintln!("{}: missed", self.phase);
+            // This cancels a migration that runs.
+            s.delete("vmim", &migration).await?;
+            s.wait_gone("vmim", &migration, MINUTES).await?;
+            alone(s, GUEST).await?;
+            if s.node_of(GUEST).await? != source {
+                migrate(s, GUEST).await?;
+            }
+        }
+        bail!("missed {ATTEMPTS} times")
     }
 }
 
