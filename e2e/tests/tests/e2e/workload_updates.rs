@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
-    installation::{COUNT, OUTDATED, choose_debug_image, helm, installation, revision, set_update},
+    installation::{
+        COUNT, OUTDATED, choose_debug_image, debug_image_is_used, helm, installation, revision, set_update,
+    },
     live_resize::condition,
     moves::{MINUTES, alone, console, is_long, two_nodes, vm, vm_with_lan},
     networks,
@@ -29,8 +31,11 @@ fn vms_move_to_the_new_launcher() {
         let result = updated(s).await;
         // Later stories need the default image and strategy, also after a failure.
         set_update(s, &strategy).await?;
-        choose_debug_image(s, false).await?;
-        result
+        match result {
+            // The rollback has selected it.
+            Ok(()) => debug_image_is_used(s, false).await,
+            failed => choose_debug_image(s, false).await.and(failed),
+        }
     });
 }
 

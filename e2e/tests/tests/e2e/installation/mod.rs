@@ -363,6 +363,11 @@ pub(crate) async fn upgrade(arguments: &[&str]) -> Result<()> {
 /// Upgrades the release with this value of `launcherPods.debug`, and waits until all replicas of virt-controller use the image.
 pub(crate) async fn choose_debug_image(s: &Story, debug: bool) -> Result<()> {
     upgrade(&["--set", &format!("launcherPods.debug={debug}")]).await?;
+    debug_image_is_used(s, debug).await
+}
+
+/// Waits until all replicas of virt-controller use the image that the release selects, which has to be this one.
+pub(crate) async fn debug_image_is_used(s: &Story, debug: bool) -> Result<()> {
     let deployment = s.installation_api("Deployment").get("virt-controller").await?;
     let args = deployment.data["spec"]["template"]["spec"]["containers"][0]["args"].clone();
     let words = args.as_array().map(Vec::as_slice).unwrap_or_default();
