@@ -125,9 +125,12 @@ ADVISORIES_LIMIT := 20
 .PHONY: lint
 lint: $(DENY) ## Checks format, clippy, the dependency tree and the chart
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(DENY) --log-level error check bans licenses sources
-	@if timeout $(ADVISORIES_LIMIT) $(DENY) fetch db 2>/dev/null; then $(DENY) --offline --log-level error check advisories; \
+	@# Fetched while clippy runs.
+	@timeout $(ADVISORIES_LIMIT) $(DENY) fetch db 2>/dev/null & fetched=$$!; \
+	set -x; $(CARGO) clippy --workspace --all-targets --locked -- -D warnings || exit; \
+	$(DENY) --log-level error check bans licenses sources || exit; \
+	{ set +x; } 2>/dev/null; \
+	if wait $$fetched; then $(DENY) --offline --log-level error check advisories; \
 	else echo 'ADVISORIES NOT CHECKED: the database of RustSec could not be fetched from GitHub'; fi
 	$(CARGO) build --release --locked $(PROGRAMS) --bin cluster
 	@# Otherwise the Go packages of Helm are compiled twice at once.
