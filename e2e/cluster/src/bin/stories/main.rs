@@ -28,7 +28,7 @@ const TIMES: &str = "e2e/story-times.tsv";
 /// Durations of the last run.
 const RECORD: &str = "build/story-times";
 /// Limit of the sum of the durations of a share, so that `make test` stays within its time, which docs/benchmarks.md lists.
-const SECONDS: f64 = 750.0;
+const SECONDS: f64 = 830.0;
 /// Names of the selected stories, for `e2e/run.sh`.
 const SELECTED: &str = "build/stories-selected";
 /// Reason and names of the other stories, empty if there are none.
@@ -144,6 +144,6 @@ mod tests {
         let text = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let (core, times) = (select::lines(&text(CORE)), times::parse(&text(TIMES)).unwrap());
         let used: f64 = core.iter().filter_map(|name| times.get(name)).sum();
-        assert!(!core.is_empty() && used < SECONDS * 0.8, "core stories take {used} s of {SECONDS} s");
+        assert!(!core.is_empty() && used < SECONDS * 0.85, "core stories take {used} s of {SECONDS} s");
     }
 }

@@ -70,18 +70,20 @@ pub(crate) struct Share<'a> {
 
 impl Share<'_> {
     /// Selects core stories, those of unknown duration, and the others in the order of the seed until their time is used up. The
-    /// last one may exceed it: otherwise a long story would rarely be selected.
+    /// last one may exceed it, with the probability that uses exactly the time on average: a long story would otherwise be selected
+    /// rarely, or would prolong most runs.
     pub(crate) fn of(&self, stories: &BTreeSet<String>) -> Selection {
         let is_first = |name: &&String| self.core.contains(*name) || !self.times.contains_key(*name);
         let (first, mut others): (Vec<&String>, Vec<&String>) = stories.iter().partition(is_first);
         let duration = |name: &String| self.times.get(name).copied().unwrap_or_default();
-        others.sort_by_cached_key(|name| Sha256::digest(format!("{} {name}", self.seed)).to_vec());
+        let digest = |name: &String| Sha256::digest(format!("{} {name}", self.seed)).to_vec();
+        others.sort_by_cached_key(|name| digest(name));
         let mut used: f64 = first.iter().map(|name| duration(name)).sum();
         let core = used;
         let share = others.into_iter().take_while(|name| {
-            let is_left = used < self.seconds;
+            let left = self.seconds - used;
             used += duration(name);
-            is_left
+            fraction(&digest(name)) * duration(name) < left
         });
         let selected: BTreeSet<String> = first.into_iter().chain(share).cloned().collect();
         let reason = format!(
@@ -91,6 +93,11 @@ impl Share<'_> {
         );
         Selection { selected, reason }
     }
+}
+
+/// Returns a number from 0 to 1 by the end of a digest, whose begin determines the order.
+fn fraction(digest: &[u8]) -> f64 {
+    digest.last_chunk::<4>().map_or(0.0, |end| f64::from(u32::from_be_bytes(*end)) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]
@@ -140,7 +147,7 @@ mod tests {
 
     #[test]
     fn share_has_core_and_unknown_stories_and_as_many_others_as_there_is_time_for() {
-        for (seconds, others) in [(0.0, 0), (20.0, 0), (20.1, 1), (45.0, 3), (50.0, 3), (1000.0, 8)] {
+        for (seconds, others) in [(0.0, 0), (20.0, 0), (30.0, 1), (45.0, 2), (50.0, 3), (55.0, 4), (1000.0, 8)] {
             let selected = share("seed", seconds);
             assert!(["s0", "s1", "new"].iter().all(|name| selected.contains(*name)), "{seconds}: {selected:?}");
             assert_eq!(selected.len(), 3 + others, "{seconds}: {selected:?}");
@@ -157,14 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn story_longer_than_the_time_is_selected_when_it_comes_first() {
+    fn long_stories_exceed_the_time_as_often_as_keeps_its_average() {
         let stories = set(&["long", "short"]);
-        let times = [("long".to_owned(), 100.0), ("short".to_owned(), 10.0)].into();
+        let times: BTreeMap<String, f64> = [("long".to_owned(), 100.0), ("short".to_owned(), 10.0)].into();
         let core = BTreeSet::new();
-        let selects = |seed: u32| {
+        let durations = |seed: u32| -> Vec<f64> {
             let seed = seed.to_string();
-            Share { core: &core, times: &times, seed: &seed, seconds: 5.0 }.of(&stories).selected.contains("long")
+            let selected = Share { core: &core, times: &times, seed: &seed, seconds: 5.0 }.of(&stories).selected;
+            selected.iter().map(|name| times[name]).collect()
         };
-        assert!((0..20).any(selects));
+        let runs: Vec<Vec<f64>> = (0..1000).map(durations).collect();
+        assert!(runs.iter().any(|run| run.contains(&100.0)));
+        let average = runs.iter().flatten().sum::<f64>() / 1000.0;
+        assert!((4.0..6.0).contains(&average), "{average}");
     }
 }
