@@ -72,7 +72,9 @@ pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
             label: "debian",
             kernel: "/vmlinuz",
             initrd: "/initrd.img",
-            arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet",
+            // The last ones save work under emulation: see the README of the guests.
+            arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet \
+                        nokaslr cryptomgr.notests noreplace-smp init_on_alloc=0 clearcpuid=erms",
             signed: false,
         };
         let raw = work.join("disk.raw");
