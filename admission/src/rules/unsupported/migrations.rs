@@ -7,7 +7,7 @@ use crate::context::FieldErrors;
 
 /// Reason for fields of migrations that leave the cluster or the namespace.
 pub(crate) const DECENTRALIZED: &str = "decentralized live migration, to another cluster or namespace";
-const EXPERIMENTAL: &str = "the stall detector and the schedule of downtimes";
+const EXPERIMENTAL: &str = "the stall detector, the schedule of downtimes and compression";
 
 /// Path of a field below the spec, reason, and test for its use.
 type Entry<T> = (&'static str, &'static str, fn(&T) -> bool);
