@@ -48,6 +48,8 @@ pub(super) fn compute(
         readiness_probe: spec.readiness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
         liveness_probe: spec.liveness_probe.as_ref().map(|probe| convert_probe(inputs.instance, probe)),
         security_context: Some(SecurityContext {
+            // The default, which clients read without asking whether it is there.
+            privileged: Some(false),
             capabilities: Some(Capabilities {
                 add: Some(vec!["NET_BIND_SERVICE".to_owned()]),
                 drop: Some(vec!["ALL".to_owned()]),

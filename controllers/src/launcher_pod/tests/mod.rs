@@ -126,7 +126,7 @@ fn pod_has_one_container_and_passes_the_restricted_standard() {
     assert_eq!(containers.len(), 1);
     assert_eq!(pod["spec"]["initContainers"], Value::Null);
     let security = &containers[0]["securityContext"];
-    assert_eq!(security["allowPrivilegeEscalation"], false);
+    assert_eq!((&security["privileged"], &security["allowPrivilegeEscalation"]), (&json!(false), &json!(false)));
     assert_eq!(security["runAsNonRoot"], true);
     assert_eq!(security["capabilities"], json!({"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}));
     assert_eq!(pod["spec"]["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
