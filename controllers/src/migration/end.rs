@@ -18,6 +18,8 @@ const KEPT: usize = 5;
 const HANDLER_TIME: SignedDuration = SignedDuration::from_secs(60);
 /// Time in which virt-handler ends the launcher that the guest has left.
 const SOURCE_TIME: SignedDuration = SignedDuration::from_secs(30);
+/// Time in which virt-handler ends the launcher that receives no guest any more.
+const TARGET_TIME: SignedDuration = SignedDuration::from_secs(30);
 /// Failure reason of a migration whose target is gone.
 const TARGET_DOWN: &str = "Target pod is down";
 
@@ -86,7 +88,7 @@ fn record_failure(
     Ok(true)
 }
 
-/// Deletes the target pod of a failed migration. The pod on the node of the VMI runs the guest.
+/// Deletes the target pod of a failed migration if it does not end by itself. The pod on the node of the VMI runs the guest.
 fn delete_target(observed: &Observed, decision: &mut Decision) {
     if *observed.migration.phase() != MigrationPhase::Failed || observed.has_moved() {
         return;
@@ -98,10 +100,15 @@ fn delete_target(observed: &Observed, decision: &mut Decision) {
     }
     let is_deleted = observed.migration.metadata.deletion_timestamp.is_some();
     let present = observed.source().and_then(|pod| pod.metadata.uid.as_ref());
+    let stays = !is_deleted && !is_superfluous(observed);
+    let left = time_to_end(observed);
     for pod in observed.targets() {
         // A pod that has ended stays as long as the migration, for its log.
-        let is_kept = pod.is_down() && !is_deleted && !is_superfluous(observed);
-        if is_kept || (present.is_some() && pod.metadata.uid.as_ref() == present) {
+        if (stays && pod.is_down()) || (present.is_some() && pod.metadata.uid.as_ref() == present) {
+            continue;
+        }
+        if stays && left > SignedDuration::ZERO && pod.metadata.deletion_timestamp.is_none() {
+            decision.wake(left.unsigned_abs() + Duration::from_millis(1));
             continue;
         }
         let text = if is_deleted {
@@ -111,6 +118,19 @@ fn delete_target(observed: &Observed, decision: &mut Decision) {
         };
         target::delete(observed, pod, text, decision);
     }
+}
+
+/// Returns the time that is left to virt-handler for ending the launcher of the target. It knows of the migration once the label
+/// of the VMI names its node.
+fn time_to_end(observed: &Observed) -> SignedDuration {
+    let Some(vmi) = observed.vmi.as_deref().filter(|vmi| !vmi.is_final()) else { return SignedDuration::ZERO };
+    let Some(state) = observed.state().filter(|state| state.failed) else { return SignedDuration::ZERO };
+    let labelled = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(label::MIGRATION_TARGET_NODE_NAME));
+    if labelled.is_none() || labelled != state.target_node.as_ref() {
+        return SignedDuration::ZERO;
+    }
+    let since = entered(&observed.migration, &MigrationPhase::Failed);
+    since.map_or(SignedDuration::ZERO, |since| TARGET_TIME.saturating_sub(observed.now.duration_since(since)))
 }
 
 /// Copies the state of the migration from the VMI.

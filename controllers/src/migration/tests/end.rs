@@ -56,6 +56,35 @@ fn target_pod_of_a_failed_migration_is_deleted() {
 }
 
 #[test]
+fn target_pod_has_time_to_end_by_itself() {
+    let failed = handed(&json!({"failed": true, "completed": true}));
+    let mut unlabelled = failed.clone();
+    unlabelled.metadata.labels = None;
+    let mut ended = failed.clone();
+    ended.status.get_or_insert_default().phase = Some(api::VmiPhase::Failed);
+    let recent = json!([{"phase": "Failed", "phaseTransitionTimestamp": "2030-01-01T00:09:45Z"}]);
+    let recent = json!({"status": {"phaseTransitionTimestamps": recent}});
+    let mut canceled = deleted();
+    json_patch::merge(&mut canceled, &recent);
+    let gone = target(&json!({"status": {"phase": "Failed"}}));
+    // VMI, change of the migration, target pod; deleted, wake-up.
+    for (vmi, change, pod, expected) in [
+        (&failed, &recent, target(&json!({})), (false, true)),
+        (&failed, &recent, gone, (false, false)),
+        (&failed, &json!({}), target(&json!({})), (true, false)),
+        (&failed, &json!({"status": {"phaseTransitionTimestamps": null}}), target(&json!({})), (true, false)),
+        (&failed, &canceled, target(&json!({})), (true, false)),
+        // virt-handler of the target does not know of it.
+        (&unlabelled, &recent, target(&json!({})), (true, false)),
+        (&ended, &recent, target(&json!({})), (true, false)),
+    ] {
+        let decision = decided(&migration("Failed", change), Some(vmi), &[source(), pod]);
+        let found = (!deleted_pods(&decision).is_empty(), decision.wake_after.is_some());
+        assert_eq!(found, expected, "{change} {decision:?}");
+    }
+}
+
+#[test]
 fn source_pod_that_does_not_end_is_deleted() {
     let mut moved = handed(&json!({"startTimestamp": "2030-01-01T00:08:00Z", "completed": true}));
     let name = source().metadata.name.clone();

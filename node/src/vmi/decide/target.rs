@@ -94,7 +94,7 @@ fn relay(observed: &Observed, migration: &Migration, pod: &str, progress: &Progr
     }
 }
 
-/// The domain does not come: nothing of it may stay here. The pod is deleted by virt-controller.
+/// The domain does not come: nothing of it may stay here. virt-controller deletes the pod if it does not end.
 pub(super) fn give_up(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.route.is_some() {
         decision.push(Effect::Relay(None));
