@@ -9,7 +9,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Observed, target};
+use super::{Observed, target, volumes};
 use crate::{
     cache::{Cache, Cached, Key},
     resources::{
@@ -155,7 +155,8 @@ fn snapshot_of(content: &VirtualMachineSnapshotContent) -> Option<Key> {
 /// Returns the names of the claims of a restore, and of those in the snapshot.
 fn claim_names(restore: &VirtualMachineRestore, content: Option<&VirtualMachineSnapshotContent>) -> Vec<String> {
     let own = restore.status.iter().flat_map(|status| &status.restores);
-    let own = own.map(|restored| restored.persistent_volume_claim.clone());
+    let holds = own.clone().filter(|_| restore.is_in_place()).map(|restored| volumes::hold_name(restore, restored));
+    let own = own.map(|restored| restored.persistent_volume_claim.clone()).chain(holds);
     let backups = content.into_iter().flat_map(|content| &content.spec.volume_backups);
     own.chain(backups.filter_map(|backup| backup.persistent_volume_claim.metadata.name.clone())).collect()
 }

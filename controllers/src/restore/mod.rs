@@ -174,7 +174,8 @@ impl Observed {
 
 /// Decides about a restore.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
-    next(observed)?.decided(|shown, decision| status::show(observed, &shown, decision))
+    let step = next(observed)?.before(volumes::let_go(observed, true));
+    step.decided(|shown, decision| status::show(observed, &shown, decision))
 }
 
 fn next(observed: &Observed) -> Result<Step, serde_json::Error> {

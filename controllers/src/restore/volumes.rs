@@ -1,9 +1,11 @@
 //! The claims of a restore: their names, their creation from volume snapshots, and the replacement of former ones.
 //!
 //! ```text
-//!                                  missing ──create──> pending ──> bound, or waits for a consumer
-//!  InPlace: former claim of the name ──mark, delete──> missing
+//!                                        missing ──create──> pending ──> bound, or waits for a consumer
+//!  InPlace: former claim of the name ──hold, mark, delete──> missing
 //! ```
+//! External-snapshotter deletes no VolumeSnapshot that is the source of a pending claim. While a claim is replaced, its content is in the
+//! snapshot only, so that a claim that is never bound holds the VolumeSnapshot until the new claim is there.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,7 +17,7 @@ use api::{
     names, persistent_state, quantity,
     snapshot::{
         content::{SourceVirtualMachine, VolumeBackup},
-        restore::{VolumeRestore, VolumeRestoreOverride},
+        restore::{VirtualMachineRestore, VolumeRestore, VolumeRestoreOverride},
     },
     vmi::volumes::PersistentVolumeClaimVolumeSource,
 };
@@ -51,6 +53,8 @@ const DROPPED: [&str; 7] = [
 ];
 /// API group of volume snapshots.
 const GROUP: &str = "snapshot.storage.k8s.io";
+/// Storage class of claims that are never bound. No cluster has it.
+const NO_CLASS: &str = "none.ferrovirt.io";
 /// Longest name of a claim with the name of its target.
 const PREFIXED: usize = 63;
 
@@ -215,9 +219,12 @@ pub(super) fn are_made(observed: &Observed) -> bool {
 
 /// Deletes the claims of a restore that leaves the VM as it was.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
-    // The former content is in the snapshot only.
-    if observed.is_in_place() || observed.gives_up() {
+    if observed.gives_up() {
         return Vec::new();
+    }
+    // The former content is in the snapshot only.
+    if observed.is_in_place() {
+        return let_go(observed, false);
     }
     let restores = observed.status().restores;
     let claims = restores.iter().filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
@@ -229,6 +236,7 @@ pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
 /// claim that was deleted already is made whatever else is missing: its content is in the snapshot only.
 pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progress, serde_json::Error> {
     let (mut effects, mut waits) = (Vec::new(), false);
+    let (mut holds, mut replacements) = (Vec::new(), Vec::new());
     let restores = observed.status().restores;
     let missing = restores.iter().find_map(|restored| hindrance(observed, source, restored));
     if let Some(text) = missing.as_ref().filter(|_| !is_begun(observed)) {
@@ -247,7 +255,10 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
             },
             Some(_) if missing.is_some() => {}
             Some(claim) if may_replace(observed, source, restored) => {
-                effects.extend(replace(observed, claim));
+                if claim.metadata.deletion_timestamp.is_none() {
+                    holds.extend(hold(observed, restored)?);
+                    replacements.extend(replace(observed, claim));
+                }
                 waits = true;
             }
             Some(_) => return Ok(Progress::Failed(foreign(observed, name))),
@@ -263,6 +274,9 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
             }
         }
     }
+    // The first that is refused ends the rest: no claim is deleted unless all snapshots are held.
+    effects.extend(holds);
+    effects.extend(replacements);
     Ok(match missing {
         Some(text) => Progress::Hindered(text, effects),
         None if waits => Progress::Works(effects),
@@ -287,6 +301,12 @@ fn hindrance(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) 
     match observed.volume_snapshots.get(name) {
         None => Some(format!("VolumeSnapshot missing {name}")),
         Some(snapshot) if !snapshot.ready => Some(format!("VolumeSnapshot {name} not ready")),
+        // Nothing is made from it any more. The claim that was deleted already is made nevertheless, and keeps it.
+        Some(snapshot)
+            if snapshot.metadata.deletion_timestamp.is_some() && !(observed.is_in_place() && present.is_none()) =>
+        {
+            Some(format!("VolumeSnapshot {name} is being deleted"))
+        }
         Some(_) => {
             let class = missing_class(observed, source, restored)?;
             Some(format!("StorageClass {class} does not exist"))
@@ -351,9 +371,6 @@ fn filler<'a>(observed: &'a Observed, claim: &CachedClaim) -> (Option<&'a Arc<Da
 /// Keeps the DataVolume of a claim from filling a new one, marks the claim and deletes it.
 fn replace(observed: &Observed, claim: &CachedClaim) -> Vec<Effect> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
-    if claim.metadata.deletion_timestamp.is_some() {
-        return Vec::new();
-    }
     let mut effects = Vec::new();
     let [(key, restore), _] = marks(observed);
     let (volume, is_marked) = filler(observed, claim);
@@ -368,6 +385,67 @@ fn replace(observed: &Observed, claim: &CachedClaim) -> Vec<Effect> {
     effects.push(Effect::merge(Kind::Claim, &claim.metadata, mark).refused_as(REFUSED));
     effects.push(Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED));
     effects
+}
+
+/// Returns the name of the claim that holds the snapshot of a volume.
+pub(super) fn hold_name(restore: &VirtualMachineRestore, restored: &VolumeRestore) -> String {
+    let uid = restore.metadata.uid.as_deref().unwrap_or_default();
+    names::object_name(&format!("hold-{uid}-{}", restored.volume_name), "")
+}
+
+/// Holds the snapshot of a claim that is about to be deleted, and then requires that the storage still has it. A quota that refuses the
+/// holding claim does not keep the VM from being restored.
+fn hold(observed: &Observed, restored: &VolumeRestore) -> Result<Vec<Effect>, serde_json::Error> {
+    let mut effects = Vec::new();
+    let name = hold_name(&observed.restore, restored);
+    if !observed.claims.contains_key(&name) {
+        let [(key, restore), (last, _)] = marks(observed);
+        let restore = restore.as_str().unwrap_or_default().to_owned();
+        let claim = PersistentVolumeClaim {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: observed.restore.metadata.namespace.clone(),
+                annotations: Some([(key.to_owned(), restore), (last.to_owned(), observed.id())].into()),
+                owner_references: observed
+                    .vm
+                    .as_deref()
+                    .map(|vm| vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PersistentVolumeClaimSpec {
+                access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+                resources: Some(VolumeResourceRequirements {
+                    requests: Some([(STORAGE.to_owned(), quantity::bytes(1 << 20))].into()),
+                    limits: None,
+                }),
+                storage_class_name: Some(NO_CLASS.to_owned()),
+                data_source: Some(TypedLocalObjectReference {
+                    api_group: Some(GROUP.to_owned()),
+                    kind: "VolumeSnapshot".to_owned(),
+                    name: restored.volume_snapshot_name.clone(),
+                }),
+                ..PersistentVolumeClaimSpec::default()
+            }),
+            status: None,
+        };
+        let create = Effect::create(Kind::Claim, Some(observed.namespace()), &claim)?;
+        effects.push(create.or_existing().independent());
+    }
+    let snapshot = observed.volume_snapshots.get(&restored.volume_snapshot_name);
+    if let Some((snapshot, content)) = snapshot.and_then(|snapshot| Some((snapshot, snapshot.content.as_deref()?))) {
+        effects.push(Effect::require_taken(&snapshot.metadata, content).refused_as(REFUSED));
+    }
+    Ok(effects)
+}
+
+/// Deletes the claims that hold the snapshots of volumes whose claims are made again, or of the others.
+pub(super) fn let_go(observed: &Observed, made: bool) -> Vec<Effect> {
+    let claim = |name: &String| observed.claims.get(name).filter(|claim| is_own(observed, claim));
+    let restores = observed.status().restores;
+    let concerned = restores.iter().filter(|restored| claim(&restored.persistent_volume_claim).is_some() == made);
+    let holds = concerned.filter_map(|restored| claim(&hold_name(&observed.restore, restored)));
+    let present = holds.filter(|hold| hold.metadata.deletion_timestamp.is_none());
+    present.map(|hold| Effect::delete(Kind::Claim, &hold.metadata).independent()).collect()
 }
 
 /// Renders a claim.

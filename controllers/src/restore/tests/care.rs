@@ -189,6 +189,10 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
     );
     let replaces = [
         shown[0],
+        "create PersistentVolumeClaim hold-restore-uid-root",
+        "read snap-root-content",
+        "create PersistentVolumeClaim hold-restore-uid-data",
+        "read snap-data-content",
         "patch PersistentVolumeClaim root",
         "delete PersistentVolumeClaim root",
         "patch PersistentVolumeClaim data",
@@ -223,6 +227,72 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
         observed.claims = claims.into_iter().filter_map(|(name, of)| Some(claim(name, "Bound", of?))).collect();
         change(&mut observed);
         assert_eq!(lines(&observed), expected, "{root:?} {data:?}");
+    }
+}
+
+#[test]
+fn snapshot_is_held_while_its_claim_is_replaced() {
+    let hold = |change: &Value| claim("hold-restore-uid-root", "Pending", change);
+    let mut going = own();
+    going["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:30Z");
+    let create = "create PersistentVolumeClaim hold-restore-uid-root";
+    let delete = "delete PersistentVolumeClaim hold-restore-uid-root";
+    let read = "read snap-root-content";
+    // The claim of the volume, and that which holds its snapshot; the writes about the latter.
+    for (root, held, expected) in [
+        (Some(json!({})), None, vec![create, read]),
+        (Some(json!({})), Some(own()), vec![read]),
+        (None, Some(own()), vec![]),
+        (Some(own()), Some(own()), vec![delete]),
+        (Some(own()), Some(going), vec![]),
+        (Some(own()), None, vec![]),
+    ] {
+        let mut observed = in_place();
+        observed.claims = [claim("data", "Bound", &own())].into();
+        observed.claims.extend(root.as_ref().map(|change| claim("root", "Bound", change)));
+        observed.claims.extend(held.as_ref().map(hold));
+        let mut writes = lines(&observed);
+        writes.retain(|line| line.contains("hold-") || line.starts_with("read"));
+        assert_eq!(writes, expected, "{root:?} {held:?}");
+    }
+    // A restore that fails before it deletes a claim holds nothing any more.
+    let mut refused = in_place();
+    refused.claims.extend([hold(&own())]);
+    refused.failure =
+        Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: refused.now, attempts: ATTEMPTS });
+    assert!(lines(&refused).contains(&delete.to_owned()));
+    // The storage class does not exist, so that the claim stays pending.
+    let claims = effects(&in_place()).into_iter().filter_map(|effect| match effect {
+        Effect::Create { kind: Kind::Claim, object, .. } => Some(object),
+        _ => None,
+    });
+    for (claim, snapshot) in claims.zip(["snap-root", "snap-data"]) {
+        assert_eq!(claim["spec"]["storageClassName"], "none.ferrovirt.io");
+        let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot});
+        assert_eq!(claim["spec"]["dataSource"], source);
+        assert_eq!(claim["metadata"]["annotations"], own()["metadata"]["annotations"]);
+        assert_eq!(claim["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
+    }
+}
+
+#[test]
+fn claim_is_not_replaced_by_a_snapshot_that_is_being_deleted() {
+    for (is_replaced, text, made) in [
+        (false, "False VolumeSnapshot snap-root is being deleted", &[][..]),
+        // The pending claim keeps the content.
+        (true, "True Creating new PVCs", &["create PersistentVolumeClaim root"][..]),
+    ] {
+        let mut observed = in_place();
+        let mut snapshot = (*observed.volume_snapshots["snap-root"]).clone();
+        snapshot.metadata.deletion_timestamp = Some(Time(observed.now));
+        observed.volume_snapshots.insert("snap-root".to_owned(), Arc::new(snapshot));
+        if is_replaced {
+            observed.claims = [claim("data", "Bound", &own())].into();
+        }
+        assert_eq!(texts(&observed)[0], text);
+        let mut writes = lines(&observed);
+        writes.retain(|line| line.starts_with("delete") || line.starts_with("create"));
+        assert_eq!(writes, made, "{text}");
     }
 }
 

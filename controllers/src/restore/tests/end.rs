@@ -149,6 +149,10 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     assert_eq!(
         lines(&observed)[1..],
         [
+            "create PersistentVolumeClaim hold-restore-uid-root",
+            "read snap-root-content",
+            "create PersistentVolumeClaim hold-restore-uid-data",
+            "read snap-data-content",
             "patch DataVolume root",
             "patch PersistentVolumeClaim root",
             "delete PersistentVolumeClaim root",
@@ -173,7 +177,7 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     (observed.vmi, observed.now) = (Some(object(vmi, &json!({}))), "2030-01-01T00:06:00Z".parse().unwrap());
     assert!(texts(&observed)[0].starts_with("False Restore target failed") && texts(&observed)[2].is_empty());
     observed.vmi = None;
-    // What is missing for the other one does not hold it back. The content is not ready any more.
+    // The other one is made, whatever is missing for the first. The content is not ready any more.
     let mut content = (**observed.content.as_ref().unwrap()).clone();
     content.status.as_mut().unwrap().ready_to_use = Some(false);
     observed.content = Some(Arc::new(content));

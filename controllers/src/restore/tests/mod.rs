@@ -109,7 +109,9 @@ fn observed(change: &Value) -> Observed {
         "status": {"readyToUse": true},
     });
     let snapshots = ["snap-root", "snap-data"].map(|name| {
-        let snapshot = CachedSnapshot { ready: true, restore_size: Some(2 << 20), ..CachedSnapshot::default() };
+        let content = Some(format!("{name}-content"));
+        let snapshot =
+            CachedSnapshot { ready: true, content, restore_size: Some(2 << 20), ..CachedSnapshot::default() };
         (name.to_owned(), Arc::new(snapshot))
     });
     Observed {
@@ -160,6 +162,7 @@ fn lines(observed: &Observed) -> Vec<String> {
             format!("patch {} {name} {}", kind.kind(), subresource.unwrap_or_default()).trim_end().to_owned()
         }
         Effect::Event(event) => format!("event {}", event.reason),
+        Effect::RequireTaken { content, .. } => format!("read {content}"),
         other => panic!("{other:?}"),
     };
     effects(observed).iter().map(line).collect()

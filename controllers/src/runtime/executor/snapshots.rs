@@ -108,7 +108,7 @@ impl Executor {
         }
     }
 
-    /// Succeeds if the storage has taken the content of a VolumeSnapshot.
+    /// Succeeds if the storage has taken the content of a VolumeSnapshot, and keeps it.
     pub(super) async fn require_taken(
         &self,
         namespace: &str,
@@ -123,9 +123,10 @@ impl Executor {
         let content: Value = self.read(VOLUME_SNAPSHOT_CONTENTS.to_owned(), content).await?;
         let snapshot = &content["spec"]["volumeSnapshotRef"];
         let is_of = snapshot["uid"] == uid && snapshot["namespace"] == namespace && snapshot["name"] == name;
+        let is_kept = content["metadata"]["deletionTimestamp"].is_null();
         // A number, in contrast to that of the VolumeSnapshot.
         let is_taken = is_of && content["status"]["creationTime"].is_number();
-        if is_taken { Ok(()) } else { Err(WriteError::Stale) }
+        if is_taken && is_kept { Ok(()) } else { Err(WriteError::Stale) }
     }
 }
 

@@ -106,6 +106,16 @@ async fn content_of_a_volume_snapshot_is_taken_if_it_says_so_of_this_one() {
         (content("u", "n", Value::Null), false),
         (content("other", "n", taken()), false),
         (content("u", "other", taken()), false),
+        (
+            Reply::Answer(
+                200,
+                json!({
+                    "metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"},
+                    "spec": {"volumeSnapshotRef": {"name": "s", "namespace": "n", "uid": "u"}}, "status": taken(),
+                }),
+            ),
+            false,
+        ),
     ] {
         let (outcome, paths, _) = carried_out(check("c"), vec![reply]).await;
         let expected = if is_taken { Outcome::Done { succeeded: vec!["Read"] } } else { Outcome::Stale };

@@ -149,8 +149,11 @@ async fn wait_pending(s: &Story) -> Result<String> {
     let deadline = Instant::now() + MINUTES;
     loop {
         let claims = s.list(CLAIM, "").await?;
-        if let Some(claim) = claims.iter().find(|claim| claim["status"]["phase"] == "Pending") {
-            return claim["metadata"]["name"].as_str().map(str::to_owned).context("claim without name");
+        // Not that which holds a volume snapshot for a moment.
+        let is_restored = |name: &&str| !name.starts_with("hold-");
+        let mut pending = claims.iter().filter(|claim| claim["status"]["phase"] == "Pending");
+        if let Some(name) = pending.find_map(|claim| claim["metadata"]["name"].as_str().filter(is_restored)) {
+            return Ok(name.to_owned());
         }
         ensure!(Instant::now() < deadline, "no claim waits for its volume: {claims:?}");
         sleep(Duration::from_millis(250)).await;
