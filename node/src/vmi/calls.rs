@@ -287,10 +287,19 @@ impl Call for SaveMemoryRequest {
 
     fn begin(&self, observed: &mut Observed, now: Now) {
         observed.dump_at = now.since_start + DUMP_RETRY;
+        observed.note_save_request();
     }
 
     async fn send(&self, to: &Connected) -> Answer<Done> {
         to.start("SaveMemory", Job::MemorySave(self.clone())).await
+    }
+
+    fn apply(&self, observed: &mut Observed, _: u64, answer: Answer<Done>, _: Now) -> Vec<Event> {
+        let Some(error) = answer.err().filter(|error| !error.is_lost()) else { return Vec::new() };
+        if let LauncherError::Refused { message, .. } = &error {
+            observed.note_save_refusal(message);
+        }
+        vec![Event::warning("SyncFailed", error.to_string())]
     }
 }
 

@@ -2,25 +2,98 @@
 //!
 //! ```text
 //!   Requested ──(claim mounted)──> Saving ──(domain ended as saved)──> Saved
-//!       │                            └───────────────────────────────> SaveFailed
+//!       │                            └──(failed, or never begun)─────> SaveFailed
 //!       └──(not supported, or given up by virt-controller)───────────────┘
 //!   Restoring ──(file marked, guest runs)──> Restored
 //! ```
 //! The launcher is asked only once `Saving` is in the API server. virt-controller gives up only what is `Requested`; both write on
-//! condition of the version that they have read.
+//! condition of the version that they have read. What is `Saving` is given up here: if the launcher has refused the last request, or got
+//! none, it saves nothing later.
 //! `Saved` is written together with the final phase of the VMI, so that no VMI has ended whose memory might be saved.
+
+use std::time::Duration;
 
 use api::{SavedMemoryPhase as Phase, VirtualMachineInstance, hibernation, vmi::status::SavedMemory};
 use protocol::{LauncherState, Lifecycle, MemoryFile, SaveMemoryRequest, features::Feature};
 
 use super::{
-    observed::{Link, Observed},
+    observed::{Link, Now, Observed},
     phase::simplified,
 };
 use crate::{launcher::bounded, volumes::Content};
 
 /// The message for a launcher of an older release.
 const NOT_SUPPORTED: &str = "virt-launcher does not support saved memory";
+
+/// Time within which the launcher must begin a save: the VM holds its lease.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// A save that the launcher has not begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AwaitedSave {
+    /// Since when.
+    since: Duration,
+    /// The last request to begin it.
+    asked: Asked,
+}
+
+/// The state of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Asked {
+    /// None was sent.
+    Never,
+    /// The launcher may follow it.
+    Open,
+    /// The launcher has refused it, with this message.
+    Refused(String),
+}
+
+impl Observed {
+    /// Notes since when the launcher has not begun a save.
+    pub(super) fn note_save(&mut self, now: Now) {
+        let known = self.awaited_save.take();
+        let report = self.report.as_ref().filter(|_| self.domain().is_alive());
+        let memory = in_phase(&self.vmi, &Phase::Saving);
+        let is_awaited = report.zip(memory).is_some_and(|(report, memory)| !is_begun(report, memory));
+        let new = || AwaitedSave { since: now.since_start, asked: Asked::Never };
+        self.awaited_save = is_awaited.then(|| known.unwrap_or_else(new));
+    }
+
+    /// Notes a request to save the memory.
+    pub(super) fn note_save_request(&mut self) {
+        self.note_asked(Asked::Open);
+    }
+
+    /// Notes the refusal of that request.
+    pub(super) fn note_save_refusal(&mut self, message: &str) {
+        self.note_asked(Asked::Refused(message.to_owned()));
+    }
+
+    fn note_asked(&mut self, asked: Asked) {
+        if let Some(awaited) = &mut self.awaited_save {
+            awaited.asked = asked;
+        }
+    }
+}
+
+/// Returns the time at which a save that the launcher has not begun is given up. `None`: the launcher has begun, or may begin.
+pub(super) fn given_up_at(observed: &Observed) -> Option<Duration> {
+    let is_known = observed.reported && matches!(observed.link, Link::Up { .. });
+    let awaited = observed.awaited_save.as_ref().filter(|awaited| is_known && awaited.asked != Asked::Open)?;
+    Some(awaited.since.saturating_add(PATIENCE))
+}
+
+/// Returns why a save is given up.
+fn overdue(observed: &Observed, memory: &SavedMemory, now: Now) -> Option<String> {
+    given_up_at(observed).filter(|at| now.since_start >= *at)?;
+    let text = format!("the save to PVC {} did not begin within five minutes", memory.claim_name);
+    let is_paused = observed.report.as_ref().is_some_and(|report| report.lifecycle() == Lifecycle::Paused);
+    Some(match &observed.awaited_save.as_ref()?.asked {
+        _ if is_paused => format!("{text}: the guest is paused"),
+        Asked::Refused(message) => format!("{text}: {message}"),
+        Asked::Never | Asked::Open => text,
+    })
+}
 
 /// Returns the saved memory of a VMI, if its file has a valid name.
 fn memory_of(vmi: &VirtualMachineInstance) -> Option<&SavedMemory> {
@@ -63,12 +136,16 @@ fn is_of(file: &MemoryFile, memory: &SavedMemory) -> bool {
     file.volume == memory.claim_name && file.file == memory.file_name
 }
 
+/// Returns true if the launcher saves the memory, or has tried to.
+fn is_begun(report: &LauncherState, memory: &SavedMemory) -> bool {
+    report.memory_save.as_ref().is_some_and(|save| is_of(save, memory))
+}
+
 /// Returns the request to save the memory, if the launcher has not got it.
 pub(super) fn request(observed: &Observed) -> Option<SaveMemoryRequest> {
     let memory = in_phase(&observed.vmi, &Phase::Saving)?;
     let report = observed.report.as_ref().filter(|_| observed.domain().is_alive())?;
-    let is_known = report.memory_save.as_ref().is_some_and(|save| is_of(save, memory));
-    (is_supported(&observed.link) == Some(true) && is_mounted(observed, memory) && !is_known)
+    (is_supported(&observed.link) == Some(true) && is_mounted(observed, memory) && !is_begun(report, memory))
         .then(|| SaveMemoryRequest { volume: memory.claim_name.clone(), file: memory.file_name.clone() })
 }
 
@@ -85,7 +162,7 @@ pub(super) fn obstacle(observed: &Observed) -> Option<&'static str> {
 }
 
 /// Updates the saved memory in the status.
-pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed) {
+pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed, now: Now) {
     let (Some(memory), Some(report)) = (memory, &observed.report) else { return };
     match memory.phase {
         Phase::Requested => match is_supported(&observed.link) {
@@ -100,11 +177,10 @@ pub(super) fn apply(memory: Option<&mut SavedMemory>, observed: &Observed) {
             let ended = report.memory_save.as_ref().filter(|save| save.ended && is_of(save, memory));
             let has_saved = report.lifecycle() == Lifecycle::Shutoff && simplified(&report.reason) == "saved";
             let failure = ended.map(|save| bounded(&save.failure)).filter(|failure| !failure.is_empty());
+            let unsupported = || (is_supported(&observed.link) == Some(false)).then(|| NOT_SUPPORTED.to_owned());
             if has_saved {
                 memory.phase = Phase::Saved;
-            } else if let Some(failure) =
-                failure.or_else(|| (is_supported(&observed.link) == Some(false)).then(|| NOT_SUPPORTED.to_owned()))
-            {
+            } else if let Some(failure) = failure.or_else(unsupported).or_else(|| overdue(observed, memory, now)) {
                 (memory.phase, memory.message) = (Phase::SaveFailed, Some(failure));
             }
         }
@@ -157,9 +233,14 @@ mod tests {
         MemoryFile { volume: "c".into(), file: "v-1.memory.save".into(), ended, failure: failure.into() }
     }
 
+    fn after(seconds: u64) -> Now {
+        Now { since_start: Duration::from_secs(seconds), wall: jiff::Timestamp::UNIX_EPOCH }
+    }
+
     #[test]
     fn phases_follow_the_launcher() {
         use Lifecycle::{Paused, Running, Shutoff};
+        let now = after(0);
         // Phase, domain, what was saved and restored, and the phase after.
         for (phase, domain, saved, restored, after) in [
             ("Saving", (Running, "booted"), None, None, "Saving"),
@@ -181,7 +262,7 @@ mod tests {
             let report = observed.report.as_mut().unwrap();
             (report.memory_save, report.memory_restore) = (saved.clone(), restored);
             let mut status = observed.vmi.status.clone().unwrap();
-            apply(status.hibernation.as_mut(), &observed);
+            apply(status.hibernation.as_mut(), &observed, now);
             assert_eq!(status.hibernation.unwrap().phase.as_str(), after, "{phase} {domain:?} {saved:?}");
         }
     }
@@ -209,7 +290,48 @@ mod tests {
     }
 
     #[test]
+    fn save_that_the_launcher_does_not_begin_is_given_up() {
+        let refused = || Asked::Refused("the domain is busy".to_owned());
+        let late = "the save to PVC c did not begin within five minutes";
+        // The last request, the domain, its save, the time; the message of the failure.
+        for (asked, lifecycle, saved, seconds, message) in [
+            (Asked::Never, Lifecycle::Running, None, 309, None),
+            (Asked::Never, Lifecycle::Running, None, 310, Some(late.to_owned())),
+            (refused(), Lifecycle::Running, None, 309, None),
+            (refused(), Lifecycle::Running, None, 310, Some(format!("{late}: the domain is busy"))),
+            (refused(), Lifecycle::Paused, None, 310, Some(format!("{late}: the guest is paused"))),
+            // The launcher may begin.
+            (Asked::Open, Lifecycle::Running, None, 400, None),
+            (refused(), Lifecycle::Paused, Some(file(false, "")), 400, None),
+            (refused(), Lifecycle::Shutoff, None, 400, None),
+        ] {
+            let mut observed = observed("Saving", lifecycle, "");
+            (observed.link, observed.reported) = (connected(&[Feature::MemorySave]), true);
+            observed.note_save(after(10));
+            match &asked {
+                Asked::Never => {}
+                Asked::Open => observed.note_save_request(),
+                Asked::Refused(message) => observed.note_save_refusal(message),
+            }
+            observed.report.as_mut().unwrap().memory_save = saved.clone();
+            observed.note_save(after(20));
+            let mut status = observed.vmi.status.clone().unwrap();
+            apply(status.hibernation.as_mut(), &observed, after(seconds));
+            let memory = status.hibernation.unwrap();
+            assert_eq!(memory.message, message, "{asked:?} {lifecycle:?} {saved:?} {seconds}");
+            assert_eq!(memory.phase == Phase::SaveFailed, message.is_some(), "{asked:?} {lifecycle:?} {seconds}");
+        }
+        // The state of a former connection tells nothing about the present one.
+        let mut observed = observed("Saving", Lifecycle::Running, "");
+        observed.note_save(after(10));
+        assert_eq!(given_up_at(&observed), None);
+        (observed.link, observed.reported) = (connected(&[Feature::MemorySave]), true);
+        assert_eq!(given_up_at(&observed), Some(Duration::from_secs(310)));
+    }
+
+    #[test]
     fn save_begins_once_its_claim_is_mounted_and_the_object_says_so() {
+        let now = after(0);
         // Features of the launcher, its mounts, the domain; the phase after.
         for (supported, mounted, lifecycle, after) in [
             (None, true, Lifecycle::Running, "Requested"),
@@ -228,7 +350,7 @@ mod tests {
             volumes.volumes.mounted.extend(mounted.then(|| "c".to_owned()));
             observed.volumes = Some(volumes);
             let mut status = observed.vmi.status.clone().unwrap();
-            apply(status.hibernation.as_mut(), &observed);
+            apply(status.hibernation.as_mut(), &observed, now);
             assert_eq!(status.hibernation.unwrap().phase.as_str(), after, "{supported:?} {mounted} {lifecycle:?}");
             // virt-controller may have given it up since the object was read.
             assert_eq!(request(&observed), None);

@@ -96,7 +96,7 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
         of_report(&mut next, observed, report, domain.is_alive(), &time);
     }
     volumes::apply(&mut next, observed, &time);
-    hibernation::apply(next.hibernation.as_mut(), observed);
+    hibernation::apply(next.hibernation.as_mut(), observed, now);
     let launcher_failure =
         observed.report.as_ref().map(|report| report.failure.as_str()).filter(|text| !text.is_empty());
     let failure = lost

@@ -88,6 +88,7 @@ impl Task {
             let now = self.now();
             self.executor.align(&self.observed.link);
             self.observed.note_role(now);
+            self.observed.note_save(now);
             // A migration goes on at the address at which it began.
             if self.observed.route.is_none() {
                 self.observed.endpoint = self.executor.migration_endpoint();

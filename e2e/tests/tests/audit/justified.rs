@@ -72,7 +72,7 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(
         CONTROLLER,
         "get volumesnapshotcontents.snapshot.storage.k8s.io",
-        "read only while a guest is frozen and its VolumeSnapshots do not show yet that they are taken",
+        "read only while a guest is frozen and its VolumeSnapshots do not show yet that they are taken, and before a restore deletes a claim",
     ),
     unused(CONTROLLER, "update *.kubevirt.io/finalizers", OWNERS),
     sometimes(API, "create virtualmachineinstancemigrations.kubevirt.io", MOVES),

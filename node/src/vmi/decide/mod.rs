@@ -116,6 +116,9 @@ fn own(observed: &Observed, now: Now, decision: &mut Decision) {
     if observed.object == ObjectState::Current {
         write(observed, status::desired(observed, now), now, decision);
     }
+    if let Some(at) = hibernation::given_up_at(observed) {
+        decision.due_before(at, now);
+    }
     source::relay(observed, decision);
     match observed.link {
         Link::Down { .. } => connect(observed, now, decision),
@@ -235,7 +238,10 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     {
         decision.call(request);
     }
+    // One that is about to be given up is not begun any more.
+    let is_given_up = hibernation::given_up_at(observed).is_some_and(|at| now.since_start >= at);
     if let Some(request) = hibernation::request(observed).filter(|_| !observed.is_busy(SaveMemoryRequest::SLOT))
+        && !is_given_up
         && decision.due(observed.dump_at, now)
     {
         decision.call(request);

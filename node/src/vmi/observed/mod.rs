@@ -20,6 +20,7 @@ pub(super) use self::{
 use super::{
     conditions,
     facts::Facts,
+    hibernation::AwaitedSave,
     launcher_volumes::LauncherVolumes,
     migration_facts::Route,
     phase::Domain,
@@ -158,6 +159,8 @@ pub(super) struct Observed {
     pub(super) unsupported_change: bool,
     /// Earliest time of the next request to dump or save the memory.
     pub(super) dump_at: Duration,
+    /// A save of the memory that the launcher has not begun.
+    pub(super) awaited_save: Option<AwaitedSave>,
     /// The launcher was permitted to exit.
     pub(super) finished: bool,
     /// SELinux context of the launcher's container.
@@ -266,6 +269,7 @@ impl Observed {
             io_pause: None,
             item_retry: None,
             dump_at: Duration::ZERO,
+            awaited_save: None,
             finished: false,
             security_context: None,
             hello_at: None,

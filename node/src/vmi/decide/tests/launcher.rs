@@ -1,9 +1,12 @@
 //! Connection, start, shutdown and release of a launcher.
 
+use api::SavedMemoryPhase;
+
 use super::*;
 use crate::{
     launcher::LauncherError,
     vmi::{
+        launcher_volumes::LauncherVolumes,
         observed::Failure,
         request::{Refusal, Request, admit},
     },
@@ -24,6 +27,36 @@ fn only_hello_is_called_before_the_launcher_accepts_the_uid() {
     let mut observed = Observed::new(Arc::new(vmi("Scheduling")), NODE);
     observed.apply_outcome(Outcome::Connected(Ok(1)), NODE, at(0));
     assert_eq!(names(&decide(&observed, at(0))), ["hello"]);
+}
+
+#[test]
+fn launcher_that_refuses_a_save_is_asked_until_it_is_given_up() {
+    let mut observed = live();
+    let mut vmi = (*observed.vmi).clone();
+    vmi.spec.volumes = serde_json::from_value(json!([{"name": "c", "memoryDump": {"claimName": "c"}}])).unwrap();
+    let memory = json!({"claimName": "c", "fileName": "m-1.memory.save", "phase": "Saving"});
+    vmi.status.as_mut().unwrap().hibernation = serde_json::from_value(memory).unwrap();
+    observed.apply_object(Arc::new(vmi), NODE);
+    let mut volumes = LauncherVolumes::default();
+    volumes.volumes.mounted.insert("c".into());
+    observed.volumes = Some(volumes);
+    observed.note_save(at(0));
+    assert!(names(&decide(&observed, at(0))).contains(&"save"));
+    let request = SaveMemoryRequest { volume: "c".into(), file: "m-1.memory.save".into() };
+    observed.begin(&Effect::Call(Arc::new(request.clone())), at(0));
+    let refusal =
+        LauncherError::Refused { call: "SaveMemory", message: "the domain is busy".into(), irrecoverable: false };
+    assert!(!names(&decide(&observed, at(301))).contains(&"save"), "the answer is awaited");
+    observed.apply_answer(&request, 1, Err(refusal), at(1));
+    let failed = |decision: &Decision| {
+        let memory = written(decision).and_then(|status| status.hibernation.clone());
+        memory.is_some_and(|memory| memory.phase == SavedMemoryPhase::SaveFailed)
+    };
+    let decision = decide(&observed, at(299));
+    assert!(names(&decision).contains(&"save") && !failed(&decision));
+    assert!(decision.wake_at.is_some_and(|at| at <= Duration::from_secs(300)));
+    let decision = decide(&observed, at(300));
+    assert!(!names(&decision).contains(&"save") && failed(&decision));
 }
 
 #[test]
