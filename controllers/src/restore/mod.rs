@@ -39,7 +39,7 @@ use api::{
     },
 };
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
 pub(crate) use self::{controller::Restores, target::DROPPED};
@@ -299,6 +299,14 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
     if snapshot.is_in(phase::FAILED) {
         return Err(Hindrance::Final(format!("VMSnapshot {name} failed and is invalid to use")));
     }
+    // From the record of the claims on they stay until the restore has ended. Their end may have begun before.
+    let goes = |meta: &ObjectMeta| {
+        meta.deletion_timestamp.is_some() && observed.is_in_place() && observed.status().restores.is_empty()
+    };
+    let is_going = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} is being deleted"));
+    if goes(&snapshot.metadata) {
+        return Err(is_going("VMSnapshot", name));
+    }
     let not_ready = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} not ready"));
     let is_begun = volumes::is_begun(observed);
     if snapshot.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
@@ -308,6 +316,9 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
         let content = snapshot.content_name();
         return Err(Hindrance::Passing(format!("VMSnapshotContent {content} does not exist")));
     };
+    if goes(&content.metadata) {
+        return Err(is_going("VMSnapshotContent", &snapshot.content_name()));
+    }
     if content.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
         return Err(not_ready("VMSnapshotContent", &snapshot.content_name()));
     }

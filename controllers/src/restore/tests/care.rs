@@ -1,7 +1,5 @@
 //! Tests of restores that meet other operations, other owners of claims, and objects that are gone.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
 use super::*;
 use crate::resources::instancetype_revisions::InstancetypeRevision;
 
@@ -293,6 +291,25 @@ fn claim_is_not_replaced_by_a_snapshot_that_is_being_deleted() {
         let mut writes = lines(&observed);
         writes.retain(|line| line.starts_with("delete") || line.starts_with("create"));
         assert_eq!(writes, made, "{text}");
+    }
+}
+
+#[test]
+fn restore_in_place_does_not_begin_while_its_snapshot_is_deleted() {
+    let policy = |name: &str| observed(&json!({"spec": {"volumeRestorePolicy": name}}));
+    for (new, waits) in [
+        (&(|| policy("InPlace")) as &dyn Fn() -> Observed, true),
+        // The snapshot stays until the restore has ended.
+        (&in_place, false),
+        (&|| policy("RandomizeNames"), false),
+    ] {
+        let (mut of_snapshot, mut of_content) = (new(), new());
+        let deleted = Some(Time(of_snapshot.now));
+        Arc::make_mut(of_snapshot.snapshot.as_mut().unwrap()).metadata.deletion_timestamp.clone_from(&deleted);
+        Arc::make_mut(of_content.content.as_mut().unwrap()).metadata.deletion_timestamp = deleted;
+        let (snapshot, content) = (texts(&of_snapshot)[0].clone(), texts(&of_content)[0].clone());
+        assert_eq!(snapshot == "False VMSnapshot s is being deleted", waits, "{snapshot}");
+        assert_eq!(content == "False VMSnapshotContent c is being deleted", waits, "{content}");
     }
 }
 
