@@ -121,8 +121,8 @@ pub(crate) enum Effect {
         /// Events.
         options: WriteOptions,
     },
-    /// Reads the VolumeSnapshotContent of a VolumeSnapshot. The effects that follow require that the storage has taken it and keeps it.
-    /// Otherwise the decision is stale.
+    /// Reads the VolumeSnapshotContent of a VolumeSnapshot. The effects that follow require that the storage has taken it. Until then
+    /// the decision is stale. One whose deletion has begun is a refusal.
     RequireTaken {
         /// Namespace of the VolumeSnapshot.
         namespace: String,
@@ -267,7 +267,7 @@ impl Effect {
         Self::Quiesce { namespace, name, freeze, options: WriteOptions::default() }
     }
 
-    /// Returns the check that the storage has taken the content of the VolumeSnapshot with this metadata, and keeps it.
+    /// Returns the check that the storage has taken the content of the VolumeSnapshot with this metadata, and is not told to delete it.
     pub(crate) fn require_taken(snapshot: &ObjectMeta, content: &str) -> Self {
         Self::RequireTaken {
             namespace: snapshot.namespace.clone().unwrap_or_default(),

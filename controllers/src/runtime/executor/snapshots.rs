@@ -22,6 +22,8 @@ use super::{
 
 /// Collection of the contents of volume snapshots.
 const VOLUME_SNAPSHOT_CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+/// Annotation of the content of a VolumeSnapshot that is deleted, and that no pending claim keeps.
+const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
 /// Longest message of virt-api that is kept.
 const MESSAGE: usize = 512;
 
@@ -108,7 +110,8 @@ impl Executor {
         }
     }
 
-    /// Succeeds if the storage has taken the content of a VolumeSnapshot, and keeps it.
+    /// Succeeds if the storage has taken the content of a VolumeSnapshot. One whose deletion has begun is refused. A content that is
+    /// deleted before its VolumeSnapshot stays as long as that.
     pub(super) async fn require_taken(
         &self,
         namespace: &str,
@@ -120,13 +123,17 @@ impl Executor {
         if !is_name(content) {
             return Err(WriteError::Refused(format!("{content:?} names no VolumeSnapshotContent")));
         }
-        let content: Value = self.read(VOLUME_SNAPSHOT_CONTENTS.to_owned(), content).await?;
-        let snapshot = &content["spec"]["volumeSnapshotRef"];
+        let object: Value = self.read(VOLUME_SNAPSHOT_CONTENTS.to_owned(), content).await?;
+        let snapshot = &object["spec"]["volumeSnapshotRef"];
         let is_of = snapshot["uid"] == uid && snapshot["namespace"] == namespace && snapshot["name"] == name;
-        let is_kept = content["metadata"]["deletionTimestamp"].is_null();
-        // A number, in contrast to that of the VolumeSnapshot.
-        let is_taken = is_of && content["status"]["creationTime"].is_number();
-        if is_taken && is_kept { Ok(()) } else { Err(WriteError::Stale) }
+        let is_marked = object["metadata"]["annotations"][BEING_DELETED].is_string();
+        if is_of && is_marked && object["spec"]["deletionPolicy"] != "Retain" {
+            return Err(WriteError::Refused(format!("VolumeSnapshotContent {content} is being deleted")));
+        }
+        let status = &object["status"];
+        // A number, in contrast to that of the VolumeSnapshot. The storage may not know the time of a content that was not made here.
+        let is_taken = status["creationTime"].is_number() || status["readyToUse"] == true;
+        if is_of && is_taken { Ok(()) } else { Err(WriteError::Stale) }
     }
 }
 

@@ -102,24 +102,32 @@ async fn content_of_a_volume_snapshot_is_taken_if_it_says_so_of_this_one() {
     let taken = || json!({"creationTime": 1_893_456_000_000_000_000_i64});
     for (reply, is_taken) in [
         (content("u", "n", taken()), true),
+        (content("u", "n", json!({"readyToUse": true})), true),
         (content("u", "n", json!({"readyToUse": false})), false),
         (content("u", "n", Value::Null), false),
         (content("other", "n", taken()), false),
         (content("u", "other", taken()), false),
-        (
-            Reply::Answer(
-                200,
-                json!({
-                    "metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"},
-                    "spec": {"volumeSnapshotRef": {"name": "s", "namespace": "n", "uid": "u"}}, "status": taken(),
-                }),
-            ),
-            false,
-        ),
     ] {
         let (outcome, paths, _) = carried_out(check("c"), vec![reply]).await;
         let expected = if is_taken { Outcome::Done { succeeded: vec!["Read"] } } else { Outcome::Stale };
         assert_eq!((outcome, paths), (expected, vec![path.to_owned()]));
+    }
+    let key = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+    let reference = json!({"name": "s", "namespace": "n", "uid": "u"});
+    for (annotations, policy, is_kept) in [
+        // Its VolumeSnapshot is not deleted.
+        (json!({}), "Delete", true),
+        (json!({key: "yes"}), "Retain", true),
+        (json!({key: "yes"}), "Delete", false),
+    ] {
+        let going = json!({
+            "metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z", "annotations": annotations},
+            "spec": {"volumeSnapshotRef": reference, "deletionPolicy": policy}, "status": taken(),
+        });
+        let (outcome, ..) = carried_out(check("c"), vec![Reply::Answer(200, going)]).await;
+        let message = "VolumeSnapshotContent c is being deleted".to_owned();
+        let refused = Outcome::Refused { reason: Some("Read"), message };
+        assert_eq!(outcome, if is_kept { Outcome::Done { succeeded: vec!["Read"] } } else { refused });
     }
     for (code, reason) in [(403, "Forbidden"), (404, "NotFound")] {
         let reply = Reply::Answer(code, crate::scripted::status(code, reason));
