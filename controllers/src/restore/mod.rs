@@ -174,8 +174,14 @@ impl Observed {
 
 /// Decides about a restore.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
-    let step = next(observed)?.before(volumes::let_go(observed, true));
-    step.decided(|shown, decision| status::show(observed, &shown, decision))
+    let is_final = observed.restore.is_final();
+    let holds = volumes::let_go(observed, |is_made| is_made || is_final);
+    let mut step = next(observed)?;
+    // A refused deletion is not remembered, and would keep the volume snapshot from being deleted.
+    if !holds.is_empty() {
+        step.wake = Some(step.wake.map_or(RETRY, |wake| wake.min(RETRY)));
+    }
+    step.before(holds).decided(|shown, decision| status::show(observed, &shown, decision))
 }
 
 fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
@@ -369,8 +375,10 @@ fn ending(observed: &Observed) -> Result<Step, serde_json::Error> {
     }
     let step = Step::show(Shown::idle("VM restore is deleting"));
     // It must not hold back its VM and its namespace.
-    let step = if observed.restore.is_final() || observed.gives_up() {
+    let step = if observed.restore.is_final() {
         step
+    } else if observed.gives_up() {
+        step.before(volumes::clean_up(observed))
     } else if observed.is_done() {
         step.before(finish::effects(observed))
     } else if let Some(effects) = replacing(observed)? {

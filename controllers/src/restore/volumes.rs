@@ -219,12 +219,12 @@ pub(super) fn are_made(observed: &Observed) -> bool {
 
 /// Deletes the claims of a restore that leaves the VM as it was.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
-    if observed.gives_up() {
-        return Vec::new();
-    }
     // The former content is in the snapshot only.
     if observed.is_in_place() {
-        return let_go(observed, false);
+        return let_go(observed, |is_made| !is_made);
+    }
+    if observed.gives_up() {
+        return Vec::new();
     }
     let restores = observed.status().restores;
     let claims = restores.iter().filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
@@ -274,7 +274,7 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
             }
         }
     }
-    // The first that is refused ends the rest: no claim is deleted unless all snapshots are held.
+    // The first content that is gone ends the rest: no claim is deleted then.
     effects.extend(holds);
     effects.extend(replacements);
     Ok(match missing {
@@ -438,11 +438,11 @@ fn hold(observed: &Observed, restored: &VolumeRestore) -> Result<Vec<Effect>, se
     Ok(effects)
 }
 
-/// Deletes the claims that hold the snapshots of volumes whose claims are made again, or of the others.
-pub(super) fn let_go(observed: &Observed, made: bool) -> Vec<Effect> {
+/// Deletes claims that hold the snapshots of volumes. `goes`: chooses by whether the claim of the volume is made again.
+pub(super) fn let_go(observed: &Observed, goes: impl Fn(bool) -> bool) -> Vec<Effect> {
     let claim = |name: &String| observed.claims.get(name).filter(|claim| is_own(observed, claim));
     let restores = observed.status().restores;
-    let concerned = restores.iter().filter(|restored| claim(&restored.persistent_volume_claim).is_some() == made);
+    let concerned = restores.iter().filter(|restored| goes(claim(&restored.persistent_volume_claim).is_some()));
     let holds = concerned.filter_map(|restored| claim(&hold_name(&observed.restore, restored)));
     let present = holds.filter(|hold| hold.metadata.deletion_timestamp.is_none());
     present.map(|hold| Effect::delete(Kind::Claim, &hold.metadata).independent()).collect()

@@ -259,6 +259,16 @@ fn snapshot_is_held_while_its_claim_is_replaced() {
     refused.failure =
         Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: refused.now, attempts: ATTEMPTS });
     assert!(lines(&refused).contains(&delete.to_owned()));
+    // Nor does one that has failed, whose deletion of the hold was refused, or one that is deleted and gives up.
+    let failure = json!([{"type": "Failure", "status": "True", "reason": "x"}]);
+    let mut failed = in_place();
+    Arc::make_mut(&mut failed.restore).status.as_mut().unwrap().conditions = serde_json::from_value(failure).unwrap();
+    refused.failure = refused.failure.map(|failure| Failure { attempts: ATTEMPTS + 1, ..failure });
+    Arc::make_mut(&mut refused.restore).metadata.deletion_timestamp = Some(Time(refused.now));
+    failed.claims.extend([hold(&own())]);
+    for observed in [failed, refused] {
+        assert_eq!(lines(&observed).iter().filter(|line| **line == delete).count(), 1);
+    }
     // The storage class does not exist, so that the claim stays pending.
     let claims = effects(&in_place()).into_iter().filter_map(|effect| match effect {
         Effect::Create { kind: Kind::Claim, object, .. } => Some(object),
