@@ -76,11 +76,15 @@ impl Observed {
     }
 }
 
-/// Returns the time at which a save that the launcher has not begun is given up. `None`: the launcher has begun, or may begin.
-pub(super) fn given_up_at(observed: &Observed) -> Option<Duration> {
-    let is_known = observed.reported && matches!(observed.link, Link::Up { .. });
-    let awaited = observed.awaited_save.as_ref().filter(|awaited| is_known && awaited.asked != Asked::Open)?;
+/// Returns the time after which no save is begun. `None`: the launcher has begun, or may begin.
+pub(super) fn ends_at(observed: &Observed) -> Option<Duration> {
+    let awaited = observed.awaited_save.as_ref().filter(|awaited| awaited.asked != Asked::Open)?;
     Some(awaited.since.saturating_add(PATIENCE))
+}
+
+/// Returns the time at which a save that the launcher has not begun is given up: the launcher must have reported over this connection.
+pub(super) fn given_up_at(observed: &Observed) -> Option<Duration> {
+    ends_at(observed).filter(|_| observed.reported && matches!(observed.link, Link::Up { .. }))
 }
 
 /// Returns why a save is given up.
@@ -324,7 +328,7 @@ mod tests {
         // The state of a former connection tells nothing about the present one.
         let mut observed = observed("Saving", Lifecycle::Running, "");
         observed.note_save(after(10));
-        assert_eq!(given_up_at(&observed), None);
+        assert_eq!((given_up_at(&observed), ends_at(&observed)), (None, Some(Duration::from_secs(310))));
         (observed.link, observed.reported) = (connected(&[Feature::MemorySave]), true);
         assert_eq!(given_up_at(&observed), Some(Duration::from_secs(310)));
     }

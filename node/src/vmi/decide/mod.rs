@@ -238,10 +238,10 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     {
         decision.call(request);
     }
-    // One that is about to be given up is not begun any more.
-    let is_given_up = hibernation::given_up_at(observed).is_some_and(|at| now.since_start >= at);
+    // None is begun late: its failure may be written already, also over a former connection.
+    let is_over = hibernation::ends_at(observed).is_some_and(|at| now.since_start >= at);
     if let Some(request) = hibernation::request(observed).filter(|_| !observed.is_busy(SaveMemoryRequest::SLOT))
-        && !is_given_up
+        && !is_over
         && decision.due(observed.dump_at, now)
     {
         decision.call(request);
