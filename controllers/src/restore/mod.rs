@@ -1,7 +1,7 @@
 //! Restores: a VM gets the spec and the disks that it had at a snapshot, or a new VM is made from it.
 //!
 //! Start with [`decide`]; `controller.rs` holds the watches, `readiness.rs` the wait for the guest's end, `volumes.rs` the claims,
-//! `target.rs` the VM, `finish.rs` what follows its change, `status.rs` the conditions.
+//! `claim.rs` their content, `target.rs` the VM, `finish.rs` what follows its change, `status.rs` the conditions.
 //!
 //! ```text
 //!          guest ended,       lease       claims named   claims bound, or      VM changed
@@ -16,6 +16,7 @@
 //! in the snapshot only, so that such a restore never gives up, and a deleted one first replaces its claims. Each step is read from
 //! objects, so that virt-controller can be killed between any two writes.
 
+mod claim;
 mod controller;
 mod finish;
 mod readiness;

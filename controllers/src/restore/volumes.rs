@@ -7,30 +7,23 @@
 //! External-snapshotter deletes no VolumeSnapshot that is the source of a pending claim. While a claim is replaced, its content is in the
 //! snapshot only, so that a claim that is never bound holds the VolumeSnapshot until the new claim is there.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use api::{
     VirtualMachineSpec,
-    cdi::{DataVolume, annotation as cdi, label},
-    constants::{annotation, label as own},
+    cdi::{DataVolume, annotation as cdi},
+    constants::annotation,
     hotplug::dump_claim,
-    names, persistent_state, quantity,
+    names,
     snapshot::{
-        content::{SourceVirtualMachine, VolumeBackup},
-        restore::{VirtualMachineRestore, VolumeRestore, VolumeRestoreOverride},
+        content::VolumeBackup,
+        restore::{VirtualMachineRestore, VolumeRestore},
     },
     vmi::volumes::PersistentVolumeClaimVolumeSource,
 };
-use k8s_openapi::{
-    api::core::v1::{
-        PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference, TypedObjectReference,
-        VolumeResourceRequirements,
-    },
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
-};
 use serde_json::json;
 
-use super::{Observed, REFUSED, Source, marks};
+use super::{Observed, REFUSED, Source, claim, marks};
 use crate::{
     resources::{
         claims::{CachedClaim, claim_name},
@@ -39,22 +32,6 @@ use crate::{
     runtime::{Effect, Kind},
 };
 
-/// Resource of claims.
-const STORAGE: &str = "storage";
-/// Prefixes of annotations that a restored claim does not get: its controllers write them.
-const DROPPED: [&str; 7] = [
-    "pv.kubernetes.io",
-    "volume.beta.kubernetes.io",
-    "cdi.kubevirt.io",
-    "volume.kubernetes.io",
-    "k8s.io/CloneRequest",
-    "k8s.io/CloneOf",
-    "ferrovirt.io",
-];
-/// API group of volume snapshots.
-const GROUP: &str = "snapshot.storage.k8s.io";
-/// Storage class of claims that are never bound. No cluster has it.
-const NO_CLASS: &str = "none.ferrovirt.io";
 /// Longest name of a claim with the name of its target.
 const PREFIXED: usize = 63;
 
@@ -75,11 +52,6 @@ pub(super) enum Progress {
     Hindered(String, Vec<Effect>),
     /// It cannot be continued.
     Failed(String),
-}
-
-/// Returns the name of the volume with the state of a captured VM.
-pub(super) fn state_volume(vm: &SourceVirtualMachine) -> String {
-    format!("{}{}", persistent_state::PREFIX, vm.metadata.name.as_deref().unwrap_or_default())
 }
 
 /// Returns the backups of a snapshot that are restored. Memory dumps are none of the VM's disks.
@@ -138,7 +110,7 @@ fn restored_name(observed: &Observed, source: Source<'_>, backup: &VolumeBackup)
     let original = backup.persistent_volume_claim.metadata.name.clone().unwrap_or_default();
     match spec.volume_restore_policy.as_deref() {
         // Its state stays until the VM is restored.
-        Some("InPlace") if *volume != state_volume(source.vm) => original,
+        Some("InPlace") if *volume != claim::state_volume(source.vm) => original,
         Some("PrefixTargetName") => names::shortened(&format!("{}-{volume}", observed.target()), PREFIXED),
         _ => names::object_name(
             &format!("restore-{}-{volume}", observed.restore.metadata.uid.as_deref().unwrap_or_default()),
@@ -268,7 +240,7 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
                 else {
                     return Ok(Progress::Failed(format!("volume {} is not in the snapshot", restored.volume_name)));
                 };
-                let claim = render(observed, source, restored, backup);
+                let claim = claim::render(observed, source, restored, backup);
                 effects.push(Effect::create(Kind::Claim, Some(observed.namespace()), &claim)?.refused_as(REFUSED));
                 waits = true;
             }
@@ -332,11 +304,6 @@ fn foreign(observed: &Observed, claim: &str) -> String {
     format!("PVC {}/{claim} exists and does not belong to this restore", observed.namespace())
 }
 
-/// Returns true if the VM of the snapshot is restored. The claims of another one are in use, or belong to somebody else by now.
-fn is_same_vm(observed: &Observed, source: Source<'_>) -> bool {
-    source.vm.metadata.name.as_deref() == Some(observed.target())
-}
-
 /// Returns why a restore in place must not replace a claim: it is a disk of another VM as well, or none of this VM any more.
 fn irreplaceable(observed: &Observed, source: Source<'_>, claim: &str) -> Option<String> {
     observed.claims.get(claim).filter(|_| observed.is_in_place())?;
@@ -344,7 +311,7 @@ fn irreplaceable(observed: &Observed, source: Source<'_>, claim: &str) -> Option
         return Some(format!("PVC {}/{claim} is a disk of VM {other} as well", observed.namespace()));
     }
     let is_present = observed.vm.as_ref().is_none_or(|vm| claim_names(vm).iter().any(|name| name == claim));
-    (!(is_same_vm(observed, source) && is_present)).then(|| foreign(observed, claim))
+    (!(claim::is_same_vm(observed, source) && is_present)).then(|| foreign(observed, claim))
 }
 
 /// Returns true if a volume gets back the claim that it had, in place of the present one.
@@ -354,7 +321,7 @@ fn may_replace(observed: &Observed, source: Source<'_>, restored: &VolumeRestore
         backup.volume_name == restored.volume_name
             && backup.persistent_volume_claim.metadata.name.as_ref() == Some(&restored.persistent_volume_claim)
     });
-    is_original && observed.is_in_place() && is_same_vm(observed, source)
+    is_original && observed.is_in_place() && claim::is_same_vm(observed, source)
 }
 
 /// Returns the DataVolume of a claim, and true if it is kept from filling a new one.
@@ -399,35 +366,7 @@ fn hold(observed: &Observed, restored: &VolumeRestore) -> Result<Vec<Effect>, se
     let mut effects = Vec::new();
     let name = hold_name(&observed.restore, restored);
     if !observed.claims.contains_key(&name) {
-        let [(key, restore), (last, _)] = marks(observed);
-        let restore = restore.as_str().unwrap_or_default().to_owned();
-        let claim = PersistentVolumeClaim {
-            metadata: ObjectMeta {
-                name: Some(name),
-                namespace: observed.restore.metadata.namespace.clone(),
-                annotations: Some([(key.to_owned(), restore), (last.to_owned(), observed.id())].into()),
-                owner_references: observed
-                    .vm
-                    .as_deref()
-                    .map(|vm| vec![Kind::VirtualMachine.owner_reference(&vm.metadata)]),
-                ..ObjectMeta::default()
-            },
-            spec: Some(PersistentVolumeClaimSpec {
-                access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
-                resources: Some(VolumeResourceRequirements {
-                    requests: Some([(STORAGE.to_owned(), quantity::bytes(1 << 20))].into()),
-                    limits: None,
-                }),
-                storage_class_name: Some(NO_CLASS.to_owned()),
-                data_source: Some(TypedLocalObjectReference {
-                    api_group: Some(GROUP.to_owned()),
-                    kind: "VolumeSnapshot".to_owned(),
-                    name: restored.volume_snapshot_name.clone(),
-                }),
-                ..PersistentVolumeClaimSpec::default()
-            }),
-            status: None,
-        };
+        let claim = claim::holding(observed, restored, name);
         let create = Effect::create(Kind::Claim, Some(observed.namespace()), &claim)?;
         effects.push(create.or_existing().independent());
     }
@@ -446,132 +385,4 @@ pub(super) fn let_go(observed: &Observed, goes: impl Fn(bool) -> bool) -> Vec<Ef
     let holds = concerned.filter_map(|restored| claim(&hold_name(&observed.restore, restored)));
     let present = holds.filter(|hold| hold.metadata.deletion_timestamp.is_none());
     present.map(|hold| Effect::delete(Kind::Claim, &hold.metadata).independent()).collect()
-}
-
-/// Renders a claim.
-fn render(
-    observed: &Observed,
-    source: Source<'_>,
-    restored: &VolumeRestore,
-    backup: &VolumeBackup,
-) -> PersistentVolumeClaim {
-    let of = &backup.persistent_volume_claim;
-    let (owner, owned_later) = owner(observed, source, restored, backup);
-    PersistentVolumeClaim {
-        metadata: ObjectMeta {
-            name: Some(restored.persistent_volume_claim.clone()),
-            namespace: observed.restore.metadata.namespace.clone(),
-            labels: Some(labels(observed, source, backup)),
-            annotations: Some(annotations(observed, restored, backup, owned_later)),
-            owner_references: owner.map(|owner| vec![owner]),
-            ..ObjectMeta::default()
-        },
-        spec: Some(spec(observed, restored, &of.spec.clone().unwrap_or_default())),
-        status: None,
-    }
-}
-
-/// Returns the owner of a claim, and true if the VM becomes it once it exists. Claims of DataVolumes are taken over by these.
-fn owner(
-    observed: &Observed,
-    source: Source<'_>,
-    restored: &VolumeRestore,
-    backup: &VolumeBackup,
-) -> (Option<OwnerReference>, bool) {
-    let policy = observed.restore.spec.volume_ownership_policy.as_deref();
-    if restored.data_volume_name.is_some() || policy == Some("None") {
-        return (None, false);
-    }
-    if let Some(vm) = observed.vm.as_deref() {
-        return (Some(Kind::VirtualMachine.owner_reference(&vm.metadata)), false);
-    }
-    let former = &source.vm.metadata;
-    let is_former = |owner: &OwnerReference| {
-        owner.kind == Kind::VirtualMachine.kind()
-            && former.name.as_ref() == Some(&owner.name)
-            && former.uid.as_ref() == Some(&owner.uid)
-    };
-    (None, backup.persistent_volume_claim.metadata.owner_references.iter().flatten().any(is_former))
-}
-
-fn labels(observed: &Observed, source: Source<'_>, backup: &VolumeBackup) -> BTreeMap<String, String> {
-    let mut labels = backup.persistent_volume_claim.metadata.labels.clone().unwrap_or_default();
-    labels.extend(overridden(observed, backup).flat_map(|change| change.labels.clone()));
-    let of_others = [persistent_state::LABEL, persistent_state::MIGRATION_LABEL, label::OWNED_BY];
-    labels.retain(|key, _| !of_others.contains(&key.as_str()) && !is_reserved(key));
-    let text = |part: &Option<String>| names::label_value(part.as_deref().unwrap_or_default());
-    let of = &source.vm.metadata;
-    // A VM that the restore creates can start before the restore is complete.
-    if observed.vm.is_none() && is_same_vm(observed, source) && backup.volume_name == state_volume(source.vm) {
-        labels.insert(persistent_state::LABEL.to_owned(), text(&of.name));
-    }
-    labels.insert(own::RESTORE_SOURCE.to_owned(), text(&of.name));
-    labels.insert(own::RESTORE_SOURCE_NAMESPACE.to_owned(), text(&of.namespace));
-    labels
-}
-
-fn annotations(
-    observed: &Observed,
-    restored: &VolumeRestore,
-    backup: &VolumeBackup,
-    owned_later: bool,
-) -> BTreeMap<String, String> {
-    let former = backup.persistent_volume_claim.metadata.annotations.iter().flatten();
-    let kept =
-        former.filter(|(key, _)| *key == cdi::CONTENT_TYPE || !DROPPED.iter().any(|prefix| key.starts_with(prefix)));
-    let mut annotations: BTreeMap<String, String> = kept.map(|(key, value)| (key.clone(), value.clone())).collect();
-    annotations.extend(overridden(observed, backup).flat_map(|change| change.annotations.clone()));
-    annotations.retain(|key, _| !is_reserved(key));
-    let name = observed.restore.metadata.name.clone().unwrap_or_default();
-    annotations.insert(annotation::RESTORE.to_owned(), name.clone());
-    annotations.insert(annotation::LAST_RESTORE.to_owned(), observed.id());
-    if let Some(volume) = &restored.data_volume_name {
-        annotations.insert(cdi::POPULATED_FOR.to_owned(), volume.clone());
-    }
-    if owned_later {
-        annotations.insert(annotation::OWNED_BY_VM.to_owned(), name);
-    }
-    annotations
-}
-
-/// Returns true for a key that only controllers write. That of a former restore would decide about the owner of this claim.
-fn is_reserved(key: &str) -> bool {
-    ["ferrovirt.io/", "restore.kubevirt.io/"].iter().any(|prefix| key.starts_with(prefix))
-        || cdi::RESERVED.contains(&key)
-}
-
-fn overridden<'a>(observed: &'a Observed, backup: &'a VolumeBackup) -> impl Iterator<Item = &'a VolumeRestoreOverride> {
-    let changes = observed.restore.spec.volume_restore_overrides.iter();
-    changes.filter(|change| change.volume_name.as_ref() == Some(&backup.volume_name))
-}
-
-/// Returns the spec of a claim: size, class and modes of the former one, the content of the snapshot. Nothing else is taken over: a
-/// volume name or a selector would give the claim another volume.
-fn spec(
-    observed: &Observed,
-    restored: &VolumeRestore,
-    former: &PersistentVolumeClaimSpec,
-) -> PersistentVolumeClaimSpec {
-    let snapshot = observed.volume_snapshots.get(&restored.volume_snapshot_name);
-    let requests = former.resources.as_ref().and_then(|resources| resources.requests.clone());
-    let mut requests = requests.unwrap_or_default();
-    let least = snapshot.and_then(|snapshot| snapshot.restore_size).unwrap_or(0);
-    if requests.get(STORAGE).and_then(|size| quantity::units(size).ok()).is_none_or(|size| size < least) {
-        requests.insert(STORAGE.to_owned(), quantity::bytes(least));
-    }
-    let (kind, name) = ("VolumeSnapshot".to_owned(), restored.volume_snapshot_name.clone());
-    let api_group = Some(GROUP.to_owned());
-    PersistentVolumeClaimSpec {
-        access_modes: former.access_modes.clone(),
-        resources: Some(VolumeResourceRequirements { requests: Some(requests), limits: None }),
-        storage_class_name: former.storage_class_name.clone(),
-        volume_mode: former.volume_mode.clone(),
-        data_source: Some(TypedLocalObjectReference {
-            api_group: api_group.clone(),
-            kind: kind.clone(),
-            name: name.clone(),
-        }),
-        data_source_ref: Some(TypedObjectReference { api_group, kind, name, namespace: None }),
-        ..PersistentVolumeClaimSpec::default()
-    }
 }
