@@ -17,6 +17,7 @@ use api::{SavedMemoryPhase as Phase, VirtualMachineInstance, hibernation, vmi::s
 use protocol::{LauncherState, Lifecycle, MemoryFile, SaveMemoryRequest, features::Feature};
 
 use super::{
+    awaited_save::{Asked, AwaitedSave},
     observed::{Link, Now, Observed},
     phase::simplified,
 };
@@ -27,26 +28,6 @@ const NOT_SUPPORTED: &str = "virt-launcher does not support saved memory";
 
 /// Time within which the launcher must begin a save: the VM holds its lease.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
-
-/// A save that the launcher has not begun.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AwaitedSave {
-    /// Since when.
-    since: Duration,
-    /// The last request to begin it.
-    asked: Asked,
-}
-
-/// The state of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Asked {
-    /// None was sent.
-    Never,
-    /// The launcher may follow it.
-    Open,
-    /// The launcher has refused it, with this message.
-    Refused(String),
-}
 
 impl Observed {
     /// Notes since when the launcher has not begun a save.

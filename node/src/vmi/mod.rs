@@ -39,6 +39,7 @@
 //! The stage is derived from what is observed ([`observed::Observed::stage`]), so that a restarted virt-handler arrives at the
 //! same stage.
 
+mod awaited_save;
 mod call;
 mod calls;
 mod conditions;

@@ -18,9 +18,9 @@ pub(super) use self::{
     report::{GUEST_PANICKED, IoPause},
 };
 use super::{
+    awaited_save::AwaitedSave,
     conditions,
     facts::Facts,
-    hibernation::AwaitedSave,
     launcher_volumes::LauncherVolumes,
     migration_facts::Route,
     phase::Domain,
