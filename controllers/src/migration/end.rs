@@ -120,16 +120,12 @@ fn delete_target(observed: &Observed, decision: &mut Decision) {
     }
 }
 
-/// Returns the time that is left to virt-handler for ending the launcher of the target. It knows of the migration once the label
-/// of the VMI names its node.
+/// Returns the time that is left to virt-handler for ending the launcher of the target. It removes the label of the VMI that names its
+/// node first.
 fn time_to_end(observed: &Observed) -> SignedDuration {
-    let Some(vmi) = observed.vmi.as_deref().filter(|vmi| !vmi.is_final()) else { return SignedDuration::ZERO };
-    let Some(state) = observed.state().filter(|state| state.failed) else { return SignedDuration::ZERO };
-    let labelled = vmi.metadata.labels.as_ref().and_then(|labels| labels.get(label::MIGRATION_TARGET_NODE_NAME));
-    if labelled.is_none() || labelled != state.target_node.as_ref() {
-        return SignedDuration::ZERO;
-    }
-    let since = entered(&observed.migration, &MigrationPhase::Failed);
+    let is_ending = observed.vmi.as_deref().is_some_and(|vmi| !vmi.is_final())
+        && observed.state().is_some_and(|state| state.failed);
+    let since = entered(&observed.migration, &MigrationPhase::Failed).filter(|_| is_ending);
     since.map_or(SignedDuration::ZERO, |since| TARGET_TIME.saturating_sub(observed.now.duration_since(since)))
 }
 

@@ -60,6 +60,7 @@ fn target_pod_has_time_to_end_by_itself() {
     let failed = handed(&json!({"failed": true, "completed": true}));
     let mut unlabelled = failed.clone();
     unlabelled.metadata.labels = None;
+    let idle = vmi(&json!({}));
     let mut ended = failed.clone();
     ended.status.get_or_insert_default().phase = Some(api::VmiPhase::Failed);
     let recent = json!([{"phase": "Failed", "phaseTransitionTimestamp": "2030-01-01T00:09:45Z"}]);
@@ -74,8 +75,10 @@ fn target_pod_has_time_to_end_by_itself() {
         (&failed, &json!({}), target(&json!({})), (true, false)),
         (&failed, &json!({"status": {"phaseTransitionTimestamps": null}}), target(&json!({})), (true, false)),
         (&failed, &canceled, target(&json!({})), (true, false)),
-        // virt-handler of the target does not know of it.
-        (&unlabelled, &recent, target(&json!({})), (true, false)),
+        // virt-handler of the target removes the label before the launcher has ended.
+        (&unlabelled, &recent, target(&json!({})), (false, true)),
+        // The VMI does not know of it.
+        (&idle, &recent, target(&json!({})), (true, false)),
         (&ended, &recent, target(&json!({})), (true, false)),
     ] {
         let decision = decided(&migration("Failed", change), Some(vmi), &[source(), pod]);
