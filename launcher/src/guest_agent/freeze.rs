@@ -18,9 +18,12 @@ use crate::hypervisor::HypervisorError;
 const FREEZE_DEADLINE: Duration = Duration::from_secs(60);
 /// Time limit of a thaw.
 const THAW_DEADLINE: Duration = Duration::from_secs(20);
-/// Pause between attempts of an automatic thaw, and their number: the guest agent may be busy or the guest paused.
+/// Pause between attempts of an automatic thaw: the guest agent may be busy or the guest paused.
 const THAW_RETRY: Duration = Duration::from_secs(5);
-const THAW_ATTEMPTS: u32 = 720;
+/// The same after [`THAW_LATE`]: the guest is paused for long, or has lost its guest agent.
+const THAW_RETRY_LATE: Duration = Duration::from_secs(60);
+/// Time after which an automatic thaw is tried less often.
+const THAW_LATE: Duration = Duration::from_secs(3600);
 /// Time after an automatic thaw is due for which probes of the guest do not count: the guest may be slow.
 const PROBES_MARGIN: Duration = Duration::from_secs(60);
 /// The same for a freeze without automatic thaw: its end is the user's.
@@ -226,13 +229,14 @@ fn frozen_file_systems(answer: &str) -> Option<u64> {
 
 async fn thaw_later(agent: Weak<Inner>, wait: Duration) {
     sleep(wait).await;
-    for _ in 0..THAW_ATTEMPTS {
+    let late = Instant::now() + THAW_LATE;
+    loop {
         let Some(inner) = agent.upgrade() else { return };
         match inner.thaw_now().await {
             Ok(()) => return,
             Err(error) => tracing::warn!(%error, "cannot thaw the file systems"),
         }
         drop(inner);
-        sleep(THAW_RETRY).await;
+        sleep(if Instant::now() < late { THAW_RETRY } else { THAW_RETRY_LATE }).await;
     }
 }

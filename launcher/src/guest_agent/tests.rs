@@ -322,6 +322,19 @@ async fn a_freeze_ends_by_itself() {
     assert!(!exists(&stage.file));
 }
 
+/// The guest is paused for hours.
+#[tokio::test(start_paused = true)]
+async fn automatic_thaw_is_tried_until_the_guest_answers() {
+    let stage = Stage::known("late").await;
+    stage.agent.freeze(60).await.unwrap();
+    stage.guest.silent.store(true, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(3 * 3600)).await;
+    assert!(stage.guest.frozen.load(Ordering::SeqCst));
+    stage.guest.silent.store(false, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(!stage.guest.frozen.load(Ordering::SeqCst));
+}
+
 #[tokio::test]
 async fn a_freeze_with_a_limit_ends_one_without() {
     for has_no_file_systems in [false, true] {
