@@ -103,6 +103,7 @@ impl From<RequestError> for Status {
             | RequestError::NotEnded
             | RequestError::NoHello
             | RequestError::Conflict { .. }
+            | RequestError::Frozen
             | RequestError::NoWayToReboot
             | RequestError::MigrationEnded(_)
             | RequestError::Runs

@@ -61,7 +61,11 @@ fn check_vmi(vm: &VirtualMachine, vmi: &VirtualMachineInstance) -> Result<(), Ap
     if vmi.condition(condition::PAUSED).is_some_and(Condition::is_true) {
         return Err(conflict(vm, "can't hibernate a VM whose VMI is paused"));
     }
-    let migration = vmi.status.as_ref().and_then(|status| status.migration_state.as_ref());
+    let status = vmi.status.as_ref();
+    if status.and_then(|status| status.fs_freeze_status.as_deref()) == Some("frozen") {
+        return Err(conflict(vm, "can't hibernate a VM whose guest has frozen file systems"));
+    }
+    let migration = status.and_then(|status| status.migration_state.as_ref());
     if migration.is_some_and(|migration| migration.end_timestamp.is_none()) {
         return Err(conflict(vm, "can't hibernate a VM whose VMI is migrating"));
     }
@@ -176,6 +180,8 @@ mod tests {
             (json!({"phase": "Scheduled"}), json!({}), NOT_RUNNING),
             (json!({"conditions": [{"type": "Paused", "status": "True"}]}), json!({}), "is paused"),
             (json!({"migrationState": {"migrationUid": "m"}}), json!({}), "is migrating"),
+            (json!({"fsFreezeStatus": "frozen"}), json!({}), "frozen file systems"),
+            (json!({"fsFreezeStatus": "thawed"}), json!({}), ""),
             (
                 json!({}),
                 json!({"domain": {"devices": {"gpus": [{"name": "g", "deviceName": "x/y"}]}}}),

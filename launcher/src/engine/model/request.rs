@@ -159,6 +159,9 @@ pub(crate) enum RequestError {
     /// The request is for another VMI than the pod's.
     #[error("this launcher runs VMI {0}")]
     OtherVmi(String),
+    /// The file systems of the guest are frozen.
+    #[error("the file systems of the guest are frozen")]
+    Frozen,
     /// The guest has neither a connected guest agent nor ACPI.
     #[error("VMI neither have the agent connected nor the ACPI feature enabled")]
     NoWayToReboot,

@@ -38,6 +38,16 @@ fn save_waits_for_the_end_of_actions_on_the_guest() {
     assert_eq!(save(&mut table), ["record save"]);
 }
 
+#[test]
+fn save_waits_for_the_thaw_of_the_guest() {
+    let mut table = Table::live();
+    table.state.base.published.file_systems = "frozen".into();
+    assert_eq!(save(&mut table), [""; 0]);
+    assert_eq!(table.last_answer(), Some(Err(RequestError::Frozen)));
+    table.state.base.published.file_systems = "thawed".into();
+    assert_eq!(save(&mut table), ["record save"]);
+}
+
 /// A worker that finds the record of a save, and no domain yet.
 fn restarted() -> Table {
     let mut table = Table::new(false);

@@ -61,6 +61,10 @@ impl MemorySave {
         if base.stage != Stage::Live || base.published.lifecycle() != Lifecycle::Running {
             return Err(RequestError::NoDomain);
         }
+        // The launcher in which it continues would not thaw it.
+        if base.published.file_systems == "frozen" {
+            return Err(RequestError::Frozen);
+        }
         base.check_link()?;
         let path = base.volume_file(&volume).ok_or_else(|| RequestError::NoVolume(volume.clone()))?;
         tracing::info!(volume, file, "saving the guest's memory");
