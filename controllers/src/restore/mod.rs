@@ -272,7 +272,9 @@ fn restore(observed: &Observed, source: Source<'_>) -> Result<Step, serde_json::
         Ok(named) => named,
         Err(text) => return failed(observed, &text),
     };
-    if observed.status().restores != named.restores {
+    let status = observed.status();
+    // A VM without restored claims can have DataVolumes that go.
+    if (&status.restores, &status.deleted_data_volumes) != (&named.restores, &named.deleted) {
         return Ok(Step::show(working.naming(named)));
     }
     match volumes::progress(observed, source)? {

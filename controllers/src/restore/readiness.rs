@@ -34,6 +34,10 @@ fn by_policy(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, 
         "FailImmediate" => failed(observed, "Restore target VMI must be powered off before restore operation"),
         "WaitEventually" => Ok(waits(observed, STOP, NOT_READY)),
         "StopTarget" => {
+            // Its run strategy cannot change while a snapshot is taken. The VM wakes the restore.
+            if let Some(holder) = other_holder(observed) {
+                return Ok(Step::show(Shown::waits(&holder)));
+            }
             let text = "Automatically stopping restore target for restore operation";
             Ok(waits(observed, text, text).after(stop(observed, vmi)?))
         }
@@ -49,6 +53,12 @@ fn by_policy(observed: &Observed, vmi: &VirtualMachineInstance) -> Result<Step, 
         },
         unknown => failed(observed, &format!("unknown targetReadinessPolicy: {unknown}")),
     }
+}
+
+/// Returns the text about another operation on the data of the target.
+fn other_holder(observed: &Observed) -> Option<String> {
+    let lease = observed.vm.as_ref()?.status.as_ref()?.operation.as_ref()?;
+    (!observed.holds_lease()).then(|| lease.holder())
 }
 
 /// Waits for the guest's end, with the text of the conditions and the message of the event.

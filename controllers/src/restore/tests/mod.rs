@@ -199,15 +199,26 @@ fn first_pass_holds_the_restore_and_shows_it() {
     assert!(lines(&new).is_empty());
 }
 
+fn vmi() -> Option<Arc<VirtualMachineInstance>> {
+    let vmi = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "v", "uid": "vmi-uid"},
+        "spec": {"domain": {"devices": {}}}, "status": {"phase": "Running"},
+    });
+    Some(object(vmi, &json!({})))
+}
+
+#[test]
+fn target_is_not_stopped_during_another_operation() {
+    let holder = json!({"operation": "Snapshot", "name": "other", "uid": "other-uid"});
+    let mut observed = observed(&json!({"spec": {"targetReadinessPolicy": "StopTarget"}}));
+    observed.vm = Some(vm(&json!({"status": {"operation": holder, "restoreInProgress": null}})));
+    observed.vmi = vmi();
+    assert_eq!(lines(&observed), ["patch VirtualMachineRestore r status"]);
+    assert_eq!(texts(&observed)[0], "True snapshot \"other\" in progress");
+}
+
 #[test]
 fn target_that_runs_is_waited_for_by_policy() {
-    let vmi = || {
-        let vmi = json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "v", "uid": "vmi-uid"},
-            "spec": {"domain": {"devices": {}}}, "status": {"phase": "Running"},
-        });
-        Some(object(vmi, &json!({})))
-    };
     let stop = "Waiting for target VM to be powered off. Please stop the restore target to proceed with restore";
     for (policy, now, progressing, fails) in [
         (json!(null), "00:01", format!("{stop}, or the operation will fail after 5m0s"), false),
@@ -358,6 +369,30 @@ fn claims_are_recorded_and_then_made_from_the_snapshots() {
     assert_eq!(data["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
 }
 
+/// Returns a restore whose snapshot has this captured VM and no claims.
+fn without_claims(change: &Value, captured: impl FnOnce(&mut SourceVirtualMachine)) -> Observed {
+    let mut observed = observed(change);
+    let mut content = (**observed.content.as_ref().unwrap()).clone();
+    content.spec.volume_backups.clear();
+    captured(content.spec.source.virtual_machine.as_mut().unwrap());
+    observed.content = Some(Arc::new(content));
+    observed
+}
+
+#[test]
+fn data_volumes_of_later_templates_go_also_without_restored_claims() {
+    let without_disks = |vm: &mut SourceVirtualMachine| {
+        let spec = vm.spec.as_mut().unwrap();
+        spec.data_volume_templates.clear();
+        spec.template.spec.as_mut().unwrap().volumes.clear();
+    };
+    let status = patch(&without_claims(&json!({}), without_disks), Kind::VmRestore, Some("status"))["status"].clone();
+    assert_eq!(status["deletedDataVolumes"], json!(["root"]));
+    let recorded = without_claims(&json!({"status": {"deletedDataVolumes": ["root"]}}), without_disks);
+    assert_eq!(texts(&recorded)[0], "True Updating target spec");
+    assert!(lines(&recorded).contains(&"patch VirtualMachine v".to_owned()));
+}
+
 #[test]
 fn claims_are_named_by_policy_and_overrides() {
     for (spec, root, data) in [
@@ -446,4 +481,20 @@ fn missing_vm_is_created_with_patches() {
     status["spec"]["patches"] = json!([json!({"op": "remove", "path": "/spec/missing"}).to_string()]);
     observed.restore = restore(&status);
     assert!(texts(&observed)[2].starts_with("True failed to apply patch for VM"), "{:?}", texts(&observed));
+}
+
+/// A clone of a clone whose filters exclude what restores write.
+#[test]
+fn created_vm_has_the_mark_of_its_restore_whatever_patches_remove() {
+    let removed = json!({"op": "remove", "path": "/metadata/annotations/restore.kubevirt.io~1lastRestoreUID"});
+    let spec = json!({"spec": {"target": {"name": "w"}, "patches": [removed.to_string()]}});
+    let mut observed = without_claims(&spec, |vm| {
+        vm.metadata.annotations = Some([(annotation::LAST_RESTORE.to_owned(), "former".to_owned())].into());
+    });
+    observed.vm = None;
+    let created = effects(&observed).into_iter().find_map(|effect| match effect {
+        Effect::Create { kind: Kind::VirtualMachine, object, .. } => Some(object),
+        _ => None,
+    });
+    assert_eq!(created.unwrap()["metadata"]["annotations"], json!({"restore.kubevirt.io/lastRestoreUID": ID}));
 }
