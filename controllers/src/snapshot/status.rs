@@ -82,7 +82,7 @@ fn error(observed: &Observed, stage: &Stage, shown: Option<SnapshotError>, now: 
     let of_content = || observed.content.as_ref()?.status.as_ref()?.error.clone();
     let message = match stage {
         Stage::Failed => match shown.clone().or_else(of_content) {
-            None => delay(observed)?.to_owned(),
+            None => delay(observed)?,
             known => return known,
         },
         Stage::Succeeded if observed.content.is_none() => NO_CONTENT.to_owned(),
@@ -94,12 +94,20 @@ fn error(observed: &Observed, stage: &Stage, shown: Option<SnapshotError>, now: 
     Some(shown.filter(is_shown).unwrap_or_else(fresh))
 }
 
-/// Returns what an incomplete content waits for. It has no state of the guest before the guest agent has answered.
-fn delay(observed: &Observed) -> Option<&'static str> {
-    let content = observed.content.as_deref()?;
+/// Returns what an incomplete snapshot waits for. Its content has no state of the guest before the guest agent has answered.
+fn delay(observed: &Observed) -> Option<String> {
+    let Some(content) = observed.content.as_deref() else { return obstacle(observed) };
     let is_asked = content.status.as_ref().is_none_or(|status| status.quiesce.is_none());
     let has_agent = observed.live().is_some_and(|vmi| vmi.has_true(of_vmi::AGENT_CONNECTED));
-    Some(if is_asked && has_agent { NOT_FROZEN } else { NOT_TAKEN })
+    Some(if is_asked && has_agent { NOT_FROZEN } else { NOT_TAKEN }.to_owned())
+}
+
+/// Returns the text of the status about a VM that was not locked.
+fn obstacle(observed: &Observed) -> Option<String> {
+    let mut conditions = observed.snapshot.status.as_ref()?.conditions.iter();
+    let reason = conditions.find(|shown| shown.type_ == condition::PROGRESSING)?.reason.clone()?;
+    let names_cause = reason == NO_SOURCE || (reason != NOT_LOCKED && reason.starts_with(NOT_LOCKED));
+    names_cause.then_some(reason)
 }
 
 fn conditions(stage: &Stage, is_ready: bool, status: &mut VirtualMachineSnapshotStatus, now: &Time) {

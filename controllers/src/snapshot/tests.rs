@@ -354,6 +354,13 @@ fn passed_deadline_names_what_was_waited_for() {
         let message = status["error"]["message"].as_str().unwrap_or_default();
         assert!(message.starts_with(text) && message.is_empty() == text.is_empty(), "{text}: {message}");
     }
+    let held = "Source not locked hibernation \"v\" in progress";
+    for (shown, text) in [(held, held), ("Source does not exist", "Source does not exist"), ("Source not locked", "")] {
+        let conditions = json!([{"type": "Progressing", "status": "False", "reason": shown}]);
+        let late = snapshot(&json!({"spec": {"failureDeadline": "30s"}, "status": {"conditions": conditions}}));
+        let status = status(&decide(&observed(late, None, None)).unwrap().effects);
+        assert_eq!(status["error"]["message"].as_str().unwrap_or_default(), text);
+    }
 }
 
 #[test]
