@@ -442,6 +442,17 @@ fn claims_are_waited_for_and_foreign_ones_end_the_restore() {
 }
 
 #[test]
+fn second_restore_of_one_new_vm_fails_and_deletes_its_claims() {
+    let mut observed = observed(&named());
+    observed.claims = bound();
+    observed.vm =
+        Some(vm(&json!({"metadata": {"uid": "other"}, "status": {"operation": null, "restoreInProgress": null}})));
+    assert!(texts(&observed)[2].starts_with("True restore source and restore target are different"));
+    let deleted = lines(&observed).iter().filter(|line| line.starts_with("delete PersistentVolumeClaim")).count();
+    assert_eq!(deleted, 2);
+}
+
+#[test]
 fn existing_vm_gets_the_captured_spec_but_keeps_its_run_strategy() {
     let mut observed = observed(&named());
     observed.claims = bound();
