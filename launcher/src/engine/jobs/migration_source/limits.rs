@@ -52,7 +52,11 @@ impl MigrationSource {
         if request.progress_timeout > 0 && stuck >= Duration::from_secs(request.progress_timeout) {
             return Some(Limit::Stuck(request.progress_timeout));
         }
-        let is_first = mode == MigrationMode::PreCopy && self.post_copy == PostCopy::None;
+        // It switches as soon as the target is prepared, for which a slow node needs longer than short limits.
+        if self.post_copy == PostCopy::Ready {
+            return None;
+        }
+        let is_first = mode == MigrationMode::PreCopy;
         let passes = if is_first { 1 } else { 2 };
         let size = memory.saturating_add(self.disks).div_ceil(GIGABYTE);
         let seconds = request.completion_timeout_per_gb.saturating_mul(size).saturating_mul(passes);
@@ -134,6 +138,12 @@ mod tests {
             job.advance_progress(&progress(100), at(10));
             job.advance_progress(&progress(if advances { 50 } else { 100 }), at(seconds));
             assert_eq!(job.limit(memory, mode, at(seconds)), expected, "{request:?} {seconds}");
+        }
+        // The job that can switch has no other limit than that of progress.
+        let mut job = out(MigrateRequest { progress_timeout: 400, ..switching });
+        job.post_copy = PostCopy::Ready;
+        for (seconds, expected) in [(399, None), (400, Some(Limit::Stuck(400)))] {
+            assert_eq!(job.limit(512 << 20, pre, now + Duration::from_secs(seconds)), expected, "{seconds}");
         }
     }
 }
