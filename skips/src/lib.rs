@@ -34,7 +34,10 @@ pub const ACCEPTED: &[(&str, &str)] = &[
         "clusters of `cluster up --dual-stack` have them; `make node-test` runs the story on one",
     ),
     ("foreign cluster: nodes with both address families", "most clusters have one family"),
-    ("a node with a processor of another vendor", "the processor of the host can be that of the node in a VM"),
+    (
+        "a node with a processor that no other node offers",
+        "where KVM runs guests, the node in a VM has the processor of the host",
+    ),
     (
         "a node with huge pages and a static CPU manager",
         "it needs a cluster of its own: `FERROVIRT_STATIC_CPUS=node-1,node-2 make up`, where the guest also migrates",
