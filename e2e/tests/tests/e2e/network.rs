@@ -83,8 +83,9 @@ fn guest_answers_over_both_address_families() {
         let expose = ["expose", "vm", "box", "--name=box", "--port=80", "--target-port=8080"];
         s.virt(&[&expose[..], &["--ip-family-policy=RequireDualStack"]].concat()).await?;
         s.wait_running("box").await?;
-        let visitor = addresses(&s.get("Pod", "visitor").await?["status"]["podIPs"])?;
-        let own = addresses(&s.launcher_pod("box").await?["status"]["podIPs"])?;
+        let visitor = addresses_of_pod(s, "visitor").await?;
+        let pod = s.launcher_pod("box").await?;
+        let own = addresses_of_pod(s, pod["metadata"]["name"].as_str().context("pod without name")?).await?;
         let has_both = |vmi: &Value| vmi["status"]["interfaces"][0]["ipAddresses"] == json!(own);
         s.wait("vmi", "box", "show the addresses of its pod", TIMEOUT, has_both).await?;
 
@@ -111,6 +112,13 @@ fn guest_answers_over_both_address_families() {
         }
         Ok(())
     });
+}
+
+/// Waits until a pod has an address of each family, which kubelet can show after the guest runs, and returns them.
+async fn addresses_of_pod(s: &Story, pod: &str) -> Result<[String; 2]> {
+    let has_both = |pod: &Value| addresses(&pod["status"]["podIPs"]).is_ok();
+    let pod = s.wait("Pod", pod, "have an address of each family", TIMEOUT, has_both).await?;
+    addresses(&pod["status"]["podIPs"])
 }
 
 /// Returns an address of each family from a list of texts or of objects with the member `ip`.

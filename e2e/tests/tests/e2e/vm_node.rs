@@ -56,10 +56,18 @@ async fn cgroup(s: &Story, vmi: &str) -> Result<String> {
 /// Returns shell commands that set `c` to the cgroup of the container `compute` and `id` to the container's ID.
 async fn find_cgroup(s: &Story, vmi: &str) -> Result<String> {
     let pod = s.launcher_pod(vmi).await?;
-    let statuses = pod["status"]["containerStatuses"].as_array().context("pod without containers")?;
-    let compute = statuses.iter().find(|status| status["name"] == "compute").context("no container compute")?;
-    let id = compute["containerID"].as_str().and_then(|id| id.split("://").nth(1)).context("no ID")?;
+    let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+    // The guest can run before kubelet shows the container.
+    let pod = s.wait("Pod", name, "show its container", MINUTES, |pod| container_id(pod).is_some()).await?;
+    let id = container_id(&pod).context("no ID")?;
     Ok(format!("id={id}; c=$(find /sys/fs/cgroup/kubepods.slice -type d -name \"cri-containerd-$id.scope\");"))
+}
+
+/// Returns the ID of the container `compute` of a pod.
+fn container_id(pod: &Value) -> Option<&str> {
+    let statuses = pod["status"]["containerStatuses"].as_array()?;
+    let compute = statuses.iter().find(|status| status["name"] == "compute")?;
+    compute["containerID"].as_str()?.split("://").nth(1)
 }
 
 /// Returns the value of a file of [`cgroup`].
