@@ -28,7 +28,7 @@ const NOTICE: Duration = Duration::from_secs(3);
 /// Label of the objects of the chart.
 const OWN: &str = "app.kubernetes.io/part-of=ferrovirt";
 /// Evaluations of match conditions that exclude a write, by policy and operation. The API server does not count others.
-const EVALUATIONS: &str = "apiserver_admission_match_condition_evaluation_seconds_count";
+const EVALUATIONS: &str = "apiserver_admission_match_condition_evaluation_seconds";
 
 /// Measures `count` pods with the policies and as many without. Does nothing on other clusters than the test cluster, which the policies
 /// protect.
@@ -64,26 +64,44 @@ pub(crate) async fn measure(story: &Story, count: usize, figures: &mut Figures) 
     let pods = (per_turn * TURNS) as f64;
     figures.insert("policy_evaluations_per_pod_create".into(), evaluations.create / pods);
     figures.insert("policy_evaluations_per_pod_status_patch".into(), evaluations.update / pods);
+    let mean_ms = |seconds: f64, count: f64| seconds * 1000.0 / count.max(1.0);
+    figures.insert("policy_evaluation_create_ms".into(), mean_ms(evaluations.create_seconds, evaluations.create));
+    figures.insert("policy_evaluation_update_ms".into(), mean_ms(evaluations.update_seconds, evaluations.update));
     Ok(())
 }
 
-/// Evaluations of match conditions by operation.
+/// Evaluations of match conditions by operation, and the time that they took.
 #[derive(Debug, Default)]
 struct Evaluations {
     create: f64,
+    create_seconds: f64,
     update: f64,
+    update_seconds: f64,
 }
 
 impl Evaluations {
     async fn read(story: &Story) -> Result<Self> {
         let text = story.client.request_text(http::Request::get("/metrics").body(Vec::new())?).await?;
-        let of = |operation| sum(text.lines(), EVALUATIONS, &["kind=\"policy\"", operation]);
-        Ok(Self { create: of("operation=\"CREATE\""), update: of("operation=\"UPDATE\"") })
+        let of = |end: &str, operation: &str| {
+            sum(
+                text.lines(),
+                &format!("{EVALUATIONS}_{end}"),
+                &["kind=\"policy\"", &format!("operation=\"{operation}\"")],
+            )
+        };
+        Ok(Self {
+            create: of("count", "CREATE"),
+            create_seconds: of("sum", "CREATE"),
+            update: of("count", "UPDATE"),
+            update_seconds: of("sum", "UPDATE"),
+        })
     }
 
     fn add(&mut self, before: &Self, after: &Self) {
         self.create += after.create - before.create;
+        self.create_seconds += after.create_seconds - before.create_seconds;
         self.update += after.update - before.update;
+        self.update_seconds += after.update_seconds - before.update_seconds;
     }
 }
 
@@ -231,8 +249,14 @@ mod tests {
 
     #[test]
     fn growth_of_evaluations_is_added() {
-        let mut all = Evaluations { create: 1.0, update: 2.0 };
-        all.add(&Evaluations { create: 10.0, update: 20.0 }, &Evaluations { create: 15.0, update: 20.0 });
-        assert_eq!((all.create, all.update), (6.0, 2.0));
+        let of = |create, create_seconds, update, update_seconds| Evaluations {
+            create,
+            create_seconds,
+            update,
+            update_seconds,
+        };
+        let mut all = of(1.0, 0.5, 2.0, 0.25);
+        all.add(&of(10.0, 1.0, 20.0, 2.0), &of(15.0, 3.0, 20.0, 2.0));
+        assert_eq!((all.create, all.create_seconds, all.update, all.update_seconds), (6.0, 2.5, 2.0, 0.25));
     }
 }
