@@ -284,3 +284,38 @@ fn only_policies_that_would_block_users_ignore_failures() {
         .collect();
     assert_eq!(names, ["pool-deletion", "vmi-deletion", "vm-deletion"]);
 }
+
+/// kube-apiserver converts a pod for each policy whose rules select a write, unless an object selector excludes the pod before.
+#[test]
+fn a_write_of_a_pod_without_our_labels_passes_one_policy() {
+    let chart = Path::new(ROOT).join("charts/ferrovirt");
+    let rows = fs::read_to_string(chart.join("policies/controller.yaml")).unwrap();
+    let mut writes = Vec::new();
+    for row in rows.split("\n  - name: ").skip(1).filter(|row| !row.contains("\n    labels: {")) {
+        let list = |key: &str| {
+            let (_, list) = row.split_once(&format!("\n    {key}: [")).unwrap_or_else(|| panic!("{row} has no {key}"));
+            list.split_once(']').unwrap().0.split(", ").map(str::to_owned).collect::<Vec<_>>()
+        };
+        for resource in list("resources").iter().filter(|name| *name == "pods" || name.starts_with("pods/")) {
+            writes.extend(list("operations").iter().map(|operation| format!("{operation} {resource}")));
+        }
+    }
+    writes.sort();
+    let expected = [
+        "CREATE pods",
+        "CREATE pods/eviction",
+        "DELETE pods",
+        "UPDATE pods",
+        "UPDATE pods/resize",
+        "UPDATE pods/status",
+    ];
+    assert_eq!(writes, expected);
+    for file in fs::read_dir(chart.join("templates")).unwrap() {
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        let policies =
+            text.split("\n---").filter(|one| one.lines().any(|line| line == "kind: ValidatingAdmissionPolicy"));
+        for policy in policies.filter(|policy| policy.contains("resources: [pods")) {
+            assert!(policy.contains("\n    objectSelector:\n"), "{policy}");
+        }
+    }
+}

@@ -286,6 +286,21 @@ clientConfig:
 has({{ $object }}.metadata.ownerReferences) && {{ $object }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("kubevirt.io/") && o.kind in {{ rest . | toJson }})
 {{- end -}}
 
+{{/* CEL: a VMI is among the owners of an object: ferrovirt.ownedByVmi "object" */}}
+{{- define "ferrovirt.ownedByVmi" -}}
+has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, o.kind == "VirtualMachineInstance" && o.apiVersion.startsWith("kubevirt.io/"))
+{{- end -}}
+
+{{/* CEL: the VMIs in a list of owner references, as texts: ferrovirt.vmisAmong "variables.newOwnerReferences" */}}
+{{- define "ferrovirt.vmisAmong" -}}
+{{ . }}.filter(o, o.kind == "VirtualMachineInstance" && o.apiVersion.startsWith("kubevirt.io/")).map(o, string(o.apiVersion) + "," + string(o.name) + "," + string(o.uid) + (has(o.controller) && o.controller ? ",controller" : ""))
+{{- end -}}
+
+{{/* CEL: a container of a pod requests /dev/userfaultfd */}}
+{{- define "ferrovirt.requestsUserfaultfd" -}}
+(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c, has(c.resources) && ((has(c.resources.limits) && "devices.kubevirt.io/userfaultfd" in c.resources.limits) || (has(c.resources.requests) && "devices.kubevirt.io/userfaultfd" in c.resources.requests)))
+{{- end -}}
+
 {{/* CEL: a pool controls an object: ferrovirt.ofPool "oldObject" */}}
 {{- define "ferrovirt.ofPool" -}}
 has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(o, has(o.controller) && o.controller && o.apiVersion.startsWith("pool.kubevirt.io/") && o.kind == "VirtualMachinePool" && o.uid != "")
