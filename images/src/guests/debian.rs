@@ -72,9 +72,7 @@ pub(super) fn build(cache: &Cache, tools: &Root) -> Result<PathBuf> {
             label: "debian",
             kernel: "/vmlinuz",
             initrd: "/initrd.img",
-            // The last ones save work under emulation: see the README of the guests.
-            arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet \
-                        nokaslr cryptomgr.notests noreplace-smp init_on_alloc=0 clearcpuid=erms",
+            arguments: "root=LABEL=debian ro console=tty0 console=ttyS0,115200 net.ifnames=0 quiet",
             signed: false,
         };
         let raw = work.join("disk.raw");
