@@ -14,7 +14,5 @@ chroot "$1" update-initramfs -u -k all >/dev/null
 test -e "$1/vmlinuz" && test -e "$1/initrd.img"
 rm -rf "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/* "$1"/usr/share/info/*
 rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/* "$1"/var/log/*.log "$1"/var/log/apt
-# Caches and users are those of the packages. Without these files the first boot makes them again, before everything else.
-touch "$1/etc/.updated" "$1/var/.updated"
 # Access times would differ between two builds.
 find "$1" -xdev \( -path "$1/proc" -o -path "$1/sys" -o -path "$1/dev" \) -prune -o -exec touch -h -a -d @1735689600 {} +
