@@ -34,8 +34,9 @@ const PORT: u16 = 8186;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time for a freeze, whose guest first writes its caches. Longer than that of virt-handler.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(70);
-/// Longest time for a thaw. Longer than that of virt-handler: a lost node must not hold back the end of a snapshot.
-const THAW_TIMEOUT: Duration = Duration::from_secs(25);
+/// Longest time for a thaw and for a reboot by the guest agent. Longer than that of virt-handler: a lost node must not hold
+/// back the end of a snapshot, and a guest that reboots first ends its services.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(25);
 /// Largest screenshot: 8K in 32 bit is 127 MiB without compression; a desktop as PNG stays far below this.
 const MAX_SCREENSHOT: usize = 64 << 20;
 /// Largest document: lists of a guest's users and file systems.
@@ -157,7 +158,7 @@ impl HandlerClient {
 fn limit(action: &str) -> Duration {
     match action {
         "freeze" => FREEZE_TIMEOUT,
-        "unfreeze" => THAW_TIMEOUT,
+        "unfreeze" | "softreboot" => GUEST_TIMEOUT,
         _ => CALL_TIMEOUT,
     }
 }

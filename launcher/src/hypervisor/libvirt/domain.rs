@@ -24,6 +24,10 @@ use crate::{
 
 /// Time limit of a plain call.
 const CALL_DEADLINE: Duration = Duration::from_secs(20);
+/// Time after which a reboot has reached the guest agent: a former query of it takes at most 10 s, and libvirt gives up a
+/// silent guest agent after 5 s. Then libvirt waits until the guest has ended its services. Shorter than the deadlines of
+/// virt-handler (20 s) and virt-api (25 s).
+const REBOOT_DEADLINE: Duration = Duration::from_secs(16);
 /// Limit of a memory dump: a terabyte on slow storage.
 const DUMP_DEADLINE: Duration = Duration::from_secs(3600);
 /// Limit of a migration. The engine has its own limits, which abort it; this one bounds a daemon that never answers.
@@ -169,14 +173,8 @@ impl Domain for LibvirtDomain {
             RebootWay::GuestAgent => (CallKind::GuestAgent, sys::VIR_DOMAIN_REBOOT_GUEST_AGENT),
             RebootWay::Acpi => (CallKind::Ordinary, sys::VIR_DOMAIN_REBOOT_ACPI_POWER_BTN),
         };
-        let reboot = self.call_of(kind, "reboot", CALL_DEADLINE, move |domain| Ok(domain.reboot(flags).map(drop)?));
-        Box::pin(async move {
-            match reboot.await {
-                // The guest agent disconnects during the reboot.
-                Err(HypervisorError::GuestAgentUnresponsive(_)) => Ok(()),
-                other => other,
-            }
-        })
+        let reboot = self.call_of(kind, "reboot", REBOOT_DEADLINE, move |domain| Ok(domain.reboot(flags).map(drop)?));
+        Box::pin(async move { rebooted(way, reboot.await) })
     }
 
     fn shutdown(&self) -> Call<()> {
@@ -361,6 +359,17 @@ impl Domain for LibvirtDomain {
     }
 }
 
+/// Returns the result of a request for a reboot. The guest agent ends with the guest's services: sooner, without an answer,
+/// or so late that libvirt still waits for it.
+fn rebooted(way: RebootWay, result: Result<(), HypervisorError>) -> Result<(), HypervisorError> {
+    match (way, result) {
+        (RebootWay::GuestAgent, Err(HypervisorError::GuestAgentUnresponsive(_) | HypervisorError::Timeout(_))) => {
+            Ok(())
+        }
+        (_, result) => result,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -386,6 +395,21 @@ mod tests {
             held.push(release);
         }
         held
+    }
+
+    #[test]
+    fn guest_that_ends_its_services_for_long_is_rebooted() {
+        let refused = HypervisorError::GuestAgentRefused("no".to_owned());
+        for (way, result, expected) in [
+            (RebootWay::GuestAgent, Ok(()), Ok(())),
+            (RebootWay::GuestAgent, Err(HypervisorError::GuestAgentUnresponsive("gone".to_owned())), Ok(())),
+            (RebootWay::GuestAgent, Err(HypervisorError::Timeout("reboot")), Ok(())),
+            (RebootWay::GuestAgent, Err(refused.clone()), Err(refused)),
+            (RebootWay::GuestAgent, Err(HypervisorError::Busy), Err(HypervisorError::Busy)),
+            (RebootWay::Acpi, Err(HypervisorError::Timeout("reboot")), Err(HypervisorError::Timeout("reboot"))),
+        ] {
+            assert_eq!(rebooted(way, result.clone()), expected, "{way:?} {result:?}");
+        }
     }
 
     // libvirt's test driver needs no daemon. A wedged guest agent holds calls for as long as the guest runs.
