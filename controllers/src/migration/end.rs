@@ -10,7 +10,10 @@ use api::{
 use jiff::SignedDuration;
 
 use super::{Observed, backoff::entered, object::has_finalizer, state, state_claim, target};
-use crate::runtime::{Decision, Effect, Event, Kind};
+use crate::{
+    runtime::{Decision, Effect, Event, Kind},
+    vmi::TARGET_TIME,
+};
 
 /// Ended migrations of a VMI that are kept.
 const KEPT: usize = 5;
@@ -18,8 +21,6 @@ const KEPT: usize = 5;
 const HANDLER_TIME: SignedDuration = SignedDuration::from_secs(60);
 /// Time in which virt-handler ends the launcher that the guest has left.
 const SOURCE_TIME: SignedDuration = SignedDuration::from_secs(30);
-/// Time in which virt-handler ends the launcher that receives no guest any more.
-const TARGET_TIME: SignedDuration = SignedDuration::from_secs(30);
 /// Failure reason of a migration whose target is gone.
 const TARGET_DOWN: &str = "Target pod is down";
 

@@ -52,7 +52,7 @@ pub(crate) use self::{
     controller::{Vmis, definitions, namespace_limits},
     hotplug::{leaving_volume, plugged_volumes},
     ineffective::{Cause, ineffective},
-    pods::present_pod,
+    pods::{TARGET_TIME, present_pod},
 };
 use self::{
     pod_metadata::{pod_metadata, readiness_gate},
@@ -141,7 +141,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     }
 
     let mut wanted = instance.clone();
-    let (own, surplus) = split_surplus(observed);
+    let (own, surplus) = split_surplus(observed, &mut decision);
     data_volumes::delete_pods(observed, &mut decision);
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);

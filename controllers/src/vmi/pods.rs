@@ -50,8 +50,11 @@ pub(super) fn restorations(observed: &Observed) -> Vec<Effect> {
 
 /// Returns the VMI's own pods and surplus pods. A former release could create another one after a creation that was not answered in
 /// time: the first that belongs to the VMI stays, later ones are deleted. Targets of migrations are own pods as long as the migration has
-/// not ended, and so is the pod that the guest has left until it has ended or its time is over.
-pub(super) fn split_surplus(observed: &Observed) -> (Vec<&CachedPod>, Vec<&CachedPod>) {
+/// not ended. Those of failed ones, and the pod that the guest has left, are until they have ended or their time is over.
+pub(super) fn split_surplus<'a>(
+    observed: &'a Observed,
+    decision: &mut Decision,
+) -> (Vec<&'a CachedPod>, Vec<&'a CachedPod>) {
     let (instance, pods) = (&observed.instance, &observed.pods);
     let status = instance.status.as_ref();
     let (targets, pods): (Vec<&CachedPod>, Vec<&CachedPod>) =
@@ -79,8 +82,25 @@ pub(super) fn split_surplus(observed: &Observed) -> (Vec<&CachedPod>, Vec<&Cache
         is_elsewhere && present.is_some() && !is_left(pod)
     });
     // A surplus pod that is down is kept: it does not end the VMI, and its log may be of interest.
-    let surplus = others.into_iter().chain(stray).filter(|pod| !pod.is_down()).collect();
-    (own.into_iter().chain(targets).collect(), surplus)
+    let surplus = others.into_iter().chain(stray).filter(|pod| !pod.is_down());
+    let (ending, surplus): (Vec<_>, Vec<_>) = surplus.partition(|pod| {
+        let left = time_to_end(observed, pod);
+        left.inspect(|left| decision.wake(*left + Duration::from_millis(1))).is_some()
+    });
+    (own.into_iter().chain(targets).chain(ending).collect(), surplus)
+}
+
+/// Time in which virt-handler ends the launcher that receives no guest any more.
+pub(crate) const TARGET_TIME: SignedDuration = SignedDuration::from_secs(30);
+
+/// Returns the time that virt-handler has left to end this pod, if it was the target of the VMI's last migration, which has failed.
+fn time_to_end(observed: &Observed, pod: &CachedPod) -> Option<Duration> {
+    let instance = &*observed.instance;
+    let state = instance.status.as_ref()?.migration_state.as_deref().filter(|state| state.failed)?;
+    let is_target = state.target_pod == pod.metadata.name && state.target_node.as_deref() != node_name(instance);
+    let ended = state.end_timestamp.as_ref().filter(|_| is_target && !instance.is_final())?.0;
+    let left = TARGET_TIME.saturating_sub(observed.now.duration_since(ended));
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
 }
 
 /// Time in which the pod that the guest has left ends by itself.

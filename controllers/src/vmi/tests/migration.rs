@@ -144,6 +144,36 @@ fn target_of_no_migration_is_deleted() {
 }
 
 #[test]
+fn target_of_a_failed_migration_has_time_to_end_by_itself() {
+    let pods = [source(), target(&json!({}))];
+    let failed = |change: &Value| {
+        let mut all = json!({"failed": true, "completed": true, "endTimestamp": "2030-01-01T00:00:45Z"});
+        json_patch::merge(&mut all, change);
+        running(&state(&all))
+    };
+    let mut ended = failed(&json!({}));
+    ended.status.as_mut().unwrap().phase = Some(VmiPhase::Failed);
+    for (vmi, is_kept) in [
+        (failed(&json!({})), true),
+        (failed(&json!({"endTimestamp": "2030-01-01T00:00:30Z"})), false),
+        (failed(&json!({"targetPod": "virt-launcher-m-s"})), false),
+        (ended, false),
+    ] {
+        let decision = decided_with(&vmi, &pods, &[]);
+        assert_eq!(deleted(&decision).is_empty(), is_kept, "{:?}", vmi.status);
+        if is_kept {
+            assert_eq!(decision.wake_after, Some(Duration::from_millis(15_001)));
+            // virt-handler of the target finds the launcher by it.
+            let patch = patch_of(&decision, Kind::Instance).unwrap_or_default();
+            assert!(patch["status"]["activePods"].is_null(), "{patch}");
+        }
+    }
+    let gone = [source(), target(&json!({"status": {"phase": "Failed"}}))];
+    let decision = decided_with(&failed(&json!({})), &gone, &[]);
+    assert!(deleted(&decision).is_empty() && decision.wake_after.is_none());
+}
+
+#[test]
 fn vmi_ends_when_no_pod_can_run_its_guest() {
     let migrations = migrations();
     let begun = json!({"startTimestamp": "2030-01-01T00:00:50Z"});
