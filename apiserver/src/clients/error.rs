@@ -1,5 +1,7 @@
 //! Errors of calls to components.
 
+use std::time::Duration;
+
 use http::StatusCode;
 
 /// Errors of a call to a component.
@@ -74,8 +76,15 @@ pub(crate) enum ComponentError {
         source: serde_json::Error,
     },
     /// No answer within the time limit.
-    #[error("{0} took too long")]
-    Timeout(String),
+    #[error("{component} did not answer {call} within {} s", limit.as_secs())]
+    Timeout {
+        /// The component.
+        component: String,
+        /// The request.
+        call: String,
+        /// The limit.
+        limit: Duration,
+    },
     /// The component refused a call.
     #[error("unexpected return code {} ({}), message: {message}", status.as_u16(), status)]
     Refused {

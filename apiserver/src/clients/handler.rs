@@ -30,13 +30,12 @@ use super::{
 
 /// Port of virt-handler's server for consoles and lifecycle.
 const PORT: u16 = 8186;
-/// Longest time for a call, and for opening a stream.
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for a freeze, whose guest first writes its caches. Longer than that of virt-handler.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(70);
-/// Longest time for a thaw and for a reboot by the guest agent. Longer than that of virt-handler: a lost node must not hold
-/// back the end of a snapshot, and a guest that reboots first ends its services.
-const GUEST_TIMEOUT: Duration = Duration::from_secs(25);
+/// Longest time for a call, and for opening a stream. Longer than that of virt-handler (20 s), whose answer has the reason; a
+/// lost node must not hold back the end of a snapshot.
+const CALL_TIMEOUT: Duration = Duration::from_secs(25);
+/// Longest time for a freeze, whose guest first writes its caches. Longer than that of virt-handler (50 s), and shorter than the
+/// minute after which kube-apiserver gives up a request.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(55);
 /// Largest screenshot: 8K in 32 bit is 127 MiB without compression; a desktop as PNG stays far below this.
 const MAX_SCREENSHOT: usize = 64 << 20;
 /// Largest document: lists of a guest's users and file systems.
@@ -79,7 +78,7 @@ impl HandlerClient {
 
     /// Requests an action that has no answer (PUT). `body` contains its options, or nothing.
     pub(crate) async fn call(&self, vmi: VmiOnNode<'_>, action: &str, body: Bytes) -> Result<(), ComponentError> {
-        bounded(vmi, limit(action), async {
+        bounded(vmi, action, limit(action), async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::PUT, &vmi.path(action), body)?;
             self.components.call(&component, request, MAX_DOCUMENT).await.map(drop)
@@ -89,7 +88,7 @@ impl HandlerClient {
 
     /// Reads a document (GET).
     pub(crate) async fn document(&self, vmi: VmiOnNode<'_>, action: &str) -> Result<Value, ComponentError> {
-        bounded(vmi, CALL_TIMEOUT, async {
+        bounded(vmi, action, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::GET, &vmi.path(action), Bytes::new())?;
             let text = self.components.call(&component, request, MAX_DOCUMENT).await?;
@@ -101,7 +100,7 @@ impl HandlerClient {
 
     /// Reads a screenshot (GET) and forwards it as it arrives, up to a limit.
     pub(crate) async fn screenshot(&self, vmi: VmiOnNode<'_>, action: &str) -> Result<Response, ComponentError> {
-        bounded(vmi, CALL_TIMEOUT, async {
+        bounded(vmi, action, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let request = request(Method::GET, &vmi.path(action), Bytes::new())?;
             let body = self.components.fetch(&component, request).await?;
@@ -120,7 +119,7 @@ impl HandlerClient {
         action: &str,
         holder: &str,
     ) -> Result<HandlerStream, ComponentError> {
-        bounded(vmi, CALL_TIMEOUT, async {
+        bounded(vmi, action, CALL_TIMEOUT, async {
             let component = self.find(vmi.node).await?;
             let (mut request, accept) = websocket::request(&component.server_name, &vmi.path(action))?;
             let holder = HeaderValue::from_str(holder).map_err(http::Error::from)?;
@@ -156,11 +155,7 @@ impl HandlerClient {
 
 /// Returns the longest time for an action.
 fn limit(action: &str) -> Duration {
-    match action {
-        "freeze" => FREEZE_TIMEOUT,
-        "unfreeze" | "softreboot" => GUEST_TIMEOUT,
-        _ => CALL_TIMEOUT,
-    }
+    if action == "freeze" { FREEZE_TIMEOUT } else { CALL_TIMEOUT }
 }
 
 fn name(node: &str) -> String {
@@ -173,10 +168,15 @@ fn request(method: Method, path: &str, body: Bytes) -> Result<Request<Body>, htt
 
 async fn bounded<T>(
     vmi: VmiOnNode<'_>,
+    action: &str,
     limit: Duration,
     call: impl Future<Output = Result<T, ComponentError>>,
 ) -> Result<T, ComponentError> {
-    timeout(limit, call).await.unwrap_or_else(|_| Err(ComponentError::Timeout(name(vmi.node))))
+    timeout(limit, call).await.unwrap_or_else(|_| {
+        // Without the options of a stream.
+        let call = action.split('?').next().unwrap_or_default().to_owned();
+        Err(ComponentError::Timeout { component: name(vmi.node), call, limit })
+    })
 }
 
 /// Returns the address of virt-handler among the pods found on a node.
@@ -266,6 +266,19 @@ mod tests {
         elsewhere.spec = Some(PodSpec { node_name: Some("node2".into()), ..PodSpec::default() });
         for impostor in [unowned, of_a_job, elsewhere] {
             assert!(matches!(handler_address(&[impostor], "node1"), Err(ComponentError::NoPod(_))));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_answer_is_an_error_that_names_the_call_and_its_limit() {
+        let vmi = VmiOnNode { node: "n1", namespace: "ns", name: "box" };
+        for (action, expected) in [
+            ("softreboot", "virt-handler on node n1 did not answer softreboot within 25 s"),
+            ("freeze", "virt-handler on node n1 did not answer freeze within 55 s"),
+            ("vnc?preserveSession=true", "virt-handler on node n1 did not answer vnc within 25 s"),
+        ] {
+            let late = bounded(vmi, action, limit(action), std::future::pending::<Result<(), ComponentError>>()).await;
+            assert_eq!(late.unwrap_err().to_string(), expected);
         }
     }
 

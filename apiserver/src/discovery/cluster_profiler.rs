@@ -183,7 +183,11 @@ impl ClusterProfiler {
             .map(|pod| async move {
                 let name = pod.name_any();
                 let answer = timeout(TIMEOUT, self.request(action, &pod)).await;
-                match answer.unwrap_or_else(|_| Err(ComponentError::Timeout(name.clone()))) {
+                let late = |_| {
+                    let call = path(action).trim_start_matches('/').to_owned();
+                    Err(ComponentError::Timeout { component: name.clone(), call, limit: TIMEOUT })
+                };
+                match answer.unwrap_or_else(late) {
                     Ok(answer) => Ok((name, answer)),
                     Err(ComponentError::Refused { status, message }) => {
                         Err(ClusterProfilerError::Refused { pod: name, status, message })

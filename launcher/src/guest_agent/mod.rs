@@ -44,7 +44,7 @@ use crate::{hypervisor::HypervisorError, tasks::Tasks};
 
 /// Time limit for one query of the poll.
 const POLL_DEADLINE: Duration = Duration::from_secs(10);
-/// Time limit for all queries of one report; virt-api gives up after 10 s.
+/// Time limit for all queries of one report; virt-handler gives up after 10 s.
 const REPORT_DEADLINE: Duration = Duration::from_secs(6);
 /// Age up to which requests get a cached answer.
 const FRESH: Duration = Duration::from_secs(2);

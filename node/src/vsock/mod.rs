@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Limit of a connection with its TLS handshake. virt-api waits ten seconds for the answer.
+/// Limit of a connection with its TLS handshake. Shorter than that of virt-api (25 s).
 const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 
 /// A byte stream in both directions.
