@@ -15,8 +15,9 @@ use crate::paths::Paths;
 pub const NAME: &str = "virt-freezer";
 /// Time limit of the connection to the worker and of its first state.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit of a freeze or thaw: the guest agent's own plus time for the answer.
-const LIMIT: Duration = Duration::from_secs(65);
+/// Time limit of a freeze or thaw: the guest agent's own (45 s) plus time for the answer. With the connection it is that of
+/// Velero's hook at most.
+const LIMIT: Duration = Duration::from_secs(50);
 
 /// Freezes or thaws the file systems of this pod's guest.
 #[derive(Clone, Debug, Parser)]

@@ -14,8 +14,9 @@ use tokio::{
 use super::{Answer, GuestAgent, GuestAgentError, Inner, Query};
 use crate::hypervisor::HypervisorError;
 
-/// Time limit of a freeze: the guest first writes out its dirty pages.
-const FREEZE_DEADLINE: Duration = Duration::from_secs(60);
+/// Time limit of a freeze: the guest first writes out its dirty pages. kube-apiserver gives up a request after a minute, as Velero
+/// does its hook, and the limits of virt-handler (50 s) and virt-api (55 s) lie between: the client gets the guest's reason.
+const FREEZE_DEADLINE: Duration = Duration::from_secs(45);
 /// Time limit of a thaw.
 const THAW_DEADLINE: Duration = Duration::from_secs(20);
 /// Pause between attempts of an automatic thaw: the guest agent may be busy or the guest paused.

@@ -28,8 +28,9 @@ use crate::{
     vmi::{Event, Refusal},
 };
 
-/// Limit of a freeze: the guest writes its caches first.
-const FREEZE_TIMEOUT: Duration = Duration::from_secs(65);
+/// Limit of a freeze: the guest writes its caches first. Longer than that of the launcher (45 s), shorter than that of virt-api
+/// (55 s).
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(50);
 
 type VmiPath = Path<(String, String)>;
 

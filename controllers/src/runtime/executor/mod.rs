@@ -49,8 +49,8 @@ use super::{
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for [`Effect::Restore`] and [`Effect::ReadUsers`], which list a namespace.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest time for [`Effect::Quiesce`]: that of virt-handler and of the way to it. Without leadership it does no harm: the guest thaws
-/// itself.
+/// Longest time for [`Effect::Quiesce`]: that of kube-apiserver for a request (60 s) and of the way to it. Without leadership it does no
+/// harm: the guest thaws itself.
 const QUIESCE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Field manager of all writes.
 const FIELD_MANAGER: &str = "virt-controller";
