@@ -41,8 +41,8 @@ const LIMITS: Limits = Limits {
 };
 /// Longest time from the handshake to the last byte of the header.
 pub(super) const HEADER_LIMIT: Duration = Duration::from_secs(5);
-/// Longest time for the launcher to connect a channel.
-const LAUNCHER_LIMIT: Duration = Duration::from_secs(10);
+/// Longest time for the launcher to connect a channel. Longer than it waits for its libvirtd (20 s), which may be restarting.
+const LAUNCHER_LIMIT: Duration = Duration::from_secs(25);
 /// Least interval of logged failures of handshakes. Each pod can cause them.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks of the address of migrations.

@@ -25,8 +25,8 @@ use super::{
 
 /// Longest time to connect to the other node, with the TLS handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Longest time for the other node to connect its launcher.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for the other node to connect its launcher. Longer than the limit there (25 s).
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Shortest and longest pause before the launcher is dialled again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 /// Channels that a launcher may open at once.
