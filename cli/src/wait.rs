@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
 
@@ -41,7 +41,15 @@ pub(crate) async fn follow(
     let end = (timeout > 0).then(|| Instant::now().checked_add(Duration::from_secs(timeout))).flatten();
     let mut shown = String::new();
     loop {
-        match look().await? {
+        let looked = match end {
+            Some(end) => timeout_at(end, look()).await,
+            None => Ok(look().await),
+        };
+        let Ok(looked) = looked else {
+            let shown = if shown.is_empty() { "the API server does not answer" } else { &shown };
+            return Err(Error::Usage(late(shown)));
+        };
+        match looked? {
             Progress::Done(text) => return say!("{text}"),
             Progress::Failed(text) => return Err(Error::Usage(text)),
             Progress::Waiting(text) if text != shown => {
@@ -60,6 +68,13 @@ pub(crate) async fn follow(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn api_server_without_answer_does_not_prolong_the_wait() {
+        let look = async || std::future::pending::<Result<Progress, Error>>().await;
+        let ended = follow(5, |shown| format!("late: {shown}"), look).await;
+        assert_eq!(ended.unwrap_err().to_string(), "late: the API server does not answer");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn wait_ends_with_the_result_or_with_what_is_outstanding() {
