@@ -52,11 +52,11 @@ impl MigrationSource {
         if request.progress_timeout > 0 && stuck >= Duration::from_secs(request.progress_timeout) {
             return Some(Limit::Stuck(request.progress_timeout));
         }
-        // It switches as soon as the target is prepared, for which a slow node needs longer than short limits.
-        if self.post_copy == PostCopy::Ready {
+        // It switches as soon as the target is prepared, for which a slow node needs longer than short limits. The one of progress ends it.
+        if self.post_copy == PostCopy::Ready && request.progress_timeout > 0 {
             return None;
         }
-        let is_first = mode == MigrationMode::PreCopy;
+        let is_first = mode == MigrationMode::PreCopy && self.post_copy == PostCopy::None;
         let passes = if is_first { 1 } else { 2 };
         let size = memory.saturating_add(self.disks).div_ceil(GIGABYTE);
         let seconds = request.completion_timeout_per_gb.saturating_mul(size).saturating_mul(passes);
@@ -139,11 +139,14 @@ mod tests {
             job.advance_progress(&progress(if advances { 50 } else { 100 }), at(seconds));
             assert_eq!(job.limit(memory, mode, at(seconds)), expected, "{request:?} {seconds}");
         }
-        // The job that can switch has no other limit than that of progress.
-        let mut job = out(MigrateRequest { progress_timeout: 400, ..switching });
-        job.post_copy = PostCopy::Ready;
-        for (seconds, expected) in [(399, None), (400, Some(Limit::Stuck(400)))] {
-            assert_eq!(job.limit(512 << 20, pre, now + Duration::from_secs(seconds)), expected, "{seconds}");
+        // The job that can switch has no other limit than that of progress, if it has that.
+        for (progress_timeout, seconds, expected) in
+            [(400, 399, None), (400, 400, Some(Limit::Stuck(400))), (0, 299, None), (0, 300, Some(Limit::TooLong(300)))]
+        {
+            let mut job = out(MigrateRequest { progress_timeout, ..switching.clone() });
+            job.post_copy = PostCopy::Ready;
+            let found = job.limit(512 << 20, pre, now + Duration::from_secs(seconds));
+            assert_eq!(found, expected, "{progress_timeout} {seconds}");
         }
     }
 }
