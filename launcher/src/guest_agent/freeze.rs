@@ -42,11 +42,13 @@ pub(super) struct Thaw {
     /// The guest agent gets the call although it reports no frozen file system: a freeze that found none has run its hooks, or the
     /// number is not known.
     without_file_systems: bool,
+    /// A freeze was sent, and nothing shows yet what became of it.
+    pub(super) is_open: bool,
 }
 
 impl Thaw {
     pub(super) fn new(file: PathBuf) -> Self {
-        Self { file, task: None, frozen_until: None, without_file_systems: false }
+        Self { file, task: None, frozen_until: None, without_file_systems: false, is_open: false }
     }
 
     /// Returns the time at which a thaw is due, in seconds since 1970.
@@ -67,6 +69,7 @@ impl Thaw {
     fn disarm(&mut self) {
         self.frozen_until = None;
         self.without_file_systems = false;
+        self.is_open = false;
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -132,6 +135,7 @@ impl GuestAgent {
         } else {
             self.thaw().frozen_until = Some(limit);
         }
+        self.thaw().is_open = true;
         match self.inner.command(COMMAND, limit).await {
             Ok(answer) => {
                 let frozen = frozen_file_systems(&answer);
@@ -171,6 +175,11 @@ impl GuestAgent {
     /// can be slow to answer then, and runs no programs.
     pub(crate) fn may_be_frozen(&self) -> bool {
         self.thaw().frozen_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Returns true while a freeze may have reached the guest that the facts do not show.
+    pub(crate) fn is_freezing(&self) -> bool {
+        self.thaw().is_open
     }
 
     /// Returns the seconds until the automatic thaw, if the guest may be frozen.

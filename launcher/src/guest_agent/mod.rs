@@ -409,6 +409,10 @@ impl Inner {
             }
             *facts != before
         });
+        // The guest agent answers in turn: a freeze before has ended.
+        if query == Query::Freeze {
+            self.thaw.lock().unwrap_or_else(PoisonError::into_inner).is_open = false;
+        }
         let is_polled = !matches!(answer, Answer::Users(_) | Answer::FileSystems(_) | Answer::Load(_));
         if is_polled && state.answers.iter().any(|(known, _, before)| *known == query && *before != answer) {
             self.changed.notify_one();

@@ -14,6 +14,7 @@ struct Guest {
     silent: AtomicBool,
     silent_about_file_systems: AtomicBool,
     has_no_file_systems: AtomicBool,
+    loses_freezes: AtomicBool,
     lacks_users: AtomicBool,
     lacks_load: AtomicBool,
     user_questions: AtomicU32,
@@ -33,6 +34,10 @@ impl Guest {
             "guest-fsfreeze-status" => if frozen { r#""frozen""# } else { r#""thawed""# }.to_owned(),
             "guest-fsfreeze-freeze" | "guest-fsfreeze-thaw" if self.has_no_file_systems.load(Ordering::SeqCst) => {
                 "0".to_owned()
+            }
+            "guest-fsfreeze-freeze" if self.loses_freezes.load(Ordering::SeqCst) => {
+                self.frozen.store(true, Ordering::SeqCst);
+                return Err(HypervisorError::GuestAgentUnresponsive("timed out".into()));
             }
             "guest-fsfreeze-freeze" => {
                 self.frozen.store(true, Ordering::SeqCst);
@@ -288,6 +293,23 @@ async fn freeze_that_froze_nothing_is_thawed() {
     stage.agent.unfreeze().await.unwrap();
     stage.agent.unfreeze().await.unwrap();
     assert_eq!(stage.guest.asked("guest-fsfreeze-thaw"), 1);
+}
+
+#[tokio::test]
+async fn freeze_without_an_answer_is_open_until_the_guest_agent_answers() {
+    let stage = Stage::known("open").await;
+    stage.guest.loses_freezes.store(true, Ordering::SeqCst);
+    assert!(!stage.agent.is_freezing());
+    stage.agent.freeze(3600).await.unwrap_err();
+    assert!(stage.agent.is_freezing());
+    let limit = tokio::time::Instant::now() + Duration::from_secs(5);
+    stage.agent.inner.ask_in_turn(Query::Freeze, limit).await.unwrap();
+    assert_eq!(stage.agent.facts().borrow().file_systems, "frozen");
+    assert!(!stage.agent.is_freezing());
+    stage.guest.frozen.store(false, Ordering::SeqCst);
+    stage.guest.loses_freezes.store(false, Ordering::SeqCst);
+    stage.agent.freeze(3600).await.unwrap();
+    assert!(!stage.agent.is_freezing());
 }
 
 #[tokio::test]

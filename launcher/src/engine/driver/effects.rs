@@ -188,7 +188,12 @@ impl Driver {
         let path = self.pod.paths.save_record();
         match record {
             Some(record) => {
-                let result = records::write(&path, record).map_err(|error| error.to_string());
+                // The published state does not show a freeze whose answer has not come.
+                let result = if self.guest_agent.is_freezing() {
+                    Err(RequestError::Frozen.to_string())
+                } else {
+                    records::write(&path, record).map_err(|error| error.to_string())
+                };
                 self.results.push_back(Input::Job(job, JobInput::SaveRecorded(result)));
             }
             None => records::remove(&path).unwrap_or_else(|error| {
