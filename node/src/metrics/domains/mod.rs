@@ -30,7 +30,7 @@ use crate::launcher::Launcher;
 const AT_ONCE: usize = 16;
 /// Limit of one call.
 const STATS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit of all calls of a scrape.
+/// Limit of all calls of a scrape. Prometheus waits ten seconds for the answer.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// Duration for which an answer is reused.
 const FRESH: Duration = Duration::from_secs(3);
@@ -82,6 +82,7 @@ impl DomainMetrics {
         if scrape.at.is_some_and(|at| at.elapsed() < FRESH) {
             return;
         }
+        let limit = tokio::time::Instant::now() + DEADLINE;
         // Every client may scrape. One that aborts and repeats its request must not cause more calls.
         scrape.at = Some(Instant::now());
         let mut domains = (self.source)();
@@ -112,7 +113,6 @@ impl DomainMetrics {
                 })
                 .buffer_unordered(AT_ONCE)
         );
-        let limit = tokio::time::Instant::now() + DEADLINE;
         while let Ok(Some((domain, stats))) = tokio::time::timeout_at(limit, answers.next()).await {
             match stats {
                 Some(stats) => {
