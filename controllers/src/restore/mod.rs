@@ -309,9 +309,8 @@ fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
         return Err(Hindrance::Final(format!("VMSnapshot {name} failed and is invalid to use")));
     }
     // From the record of the claims on they stay until the restore has ended. Their end may have begun before.
-    let goes = |meta: &ObjectMeta| {
-        meta.deletion_timestamp.is_some() && observed.is_in_place() && observed.status().restores.is_empty()
-    };
+    let is_new = observed.is_in_place() && observed.status().restores.is_empty() && !observed.is_done();
+    let goes = |meta: &ObjectMeta| is_new && meta.deletion_timestamp.is_some();
     let is_going = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} is being deleted"));
     if goes(&snapshot.metadata) {
         return Err(is_going("VMSnapshot", name));
