@@ -33,6 +33,7 @@ fn late() -> Table {
         completion_timeout_per_gb: 10,
         allow_workload_disruption: true,
         post_copy: true,
+        progress_timeout: 150,
         ..MigrateRequest::default()
     };
     let mut table = Table::live();
@@ -75,10 +76,11 @@ fn broken() -> Table {
 fn guest_that_takes_too_long_leaves_before_its_memory() {
     let mut table = ready();
     // Repeated until the domain shows the switch: libvirt's job may not have begun.
-    for result in [failed("no job"), Ok(())] {
-        assert_eq!(tick(&mut table, 100), ["start post-copy"]);
-        assert_eq!(table.take(to_out(JobInput::PostCopyStarted(result))), [""; 0]);
-    }
+    assert_eq!(tick(&mut table, 100), ["start post-copy"]);
+    assert_eq!(table.take(to_out(JobInput::PostCopyStarted(failed("no job")))), ["read progress"]);
+    assert_eq!(table.take(to_out(JobInput::ProgressRead(Ok(None)))), [""; 0]);
+    assert_eq!(tick(&mut table, 100), ["start post-copy"]);
+    assert_eq!(table.take(to_out(JobInput::PostCopyStarted(Ok(())))), [""; 0]);
     table.take(Input::DomainChanged { closed: false, crashed: false });
     table.take(read(Lifecycle::Paused, "postcopy"));
     // No limit ends it.
@@ -98,6 +100,31 @@ fn guest_that_takes_too_long_leaves_before_its_memory() {
     assert_eq!(table.take(read(Lifecycle::Shutoff, "migrated")), ["save migration", "release"]);
     table.take(to_out(JobInput::Released(Ok(true))));
     assert_eq!(shown(&table), (MigrationStep::Moved, MigrationMode::PostCopy, String::new()));
+}
+
+/// A disk of 1,000 parts, one a second.
+#[test]
+fn second_job_copies_its_disks_first() {
+    let mut table = ready();
+    let mut attempt = |remaining: u64| {
+        let effects = tick(&mut table, 1000);
+        assert!(effects.contains(&"start post-copy".to_owned()), "{effects:?}");
+        if effects.contains(&"read".to_owned()) {
+            table.take(read(Lifecycle::Running, "migrationCanceled"));
+        }
+        let effects = table.take(to_out(JobInput::PostCopyStarted(failed("no job"))));
+        if effects == ["read progress"] {
+            assert_eq!(table.take(progress(remaining)), [""; 0], "its downtime is not changed");
+        }
+        effects
+    };
+    for remaining in (1..1000).rev() {
+        assert_eq!(attempt(remaining), ["read progress"], "{remaining}");
+    }
+    for second in 1..150 {
+        assert_eq!(attempt(1), ["read progress"], "no progress for {second} s");
+    }
+    assert_eq!(attempt(1), ["abort migration"]);
 }
 
 #[test]

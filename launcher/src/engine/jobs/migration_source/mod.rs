@@ -256,7 +256,10 @@ impl MigrationSource {
         match result {
             Ok(Some(progress)) => {
                 self.advance_progress(&progress, base.now);
-                self.limit_downtime(base, progress.iteration);
+                // The job that can switch does not end by itself.
+                if self.post_copy != PostCopy::Ready {
+                    self.limit_downtime(base, progress.iteration);
+                }
                 publish_progress(base, &progress);
                 self.check_limits(base);
             }

@@ -71,10 +71,15 @@ impl MigrationSource {
     /// Decides on an attempt to start post-copy. It is repeated until the domain shows the switch.
     pub(super) fn on_post_copy_started(mut self, base: &mut Base, result: Result<(), HypervisorError>) -> Self {
         (self.calling, self.next) = (false, base.now + START_INTERVAL);
+        self.check_limits(base);
         if let Err(error) = result {
             tracing::debug!(%error, "post-copy cannot start yet");
+            // libvirt copies the disks first, which is progress.
+            if !self.aborting {
+                base.call_for(Self::NAME, DomainCall::ReadProgress);
+                self.calling = true;
+            }
         }
-        self.check_limits(base);
         self
     }
 
