@@ -11,7 +11,7 @@ use crate::{
     environment::{own_cluster, skip},
 };
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(300);
 /// MiB that a claim requests, unless the story names another size.
 const SIZE: u32 = 16;
 

@@ -21,8 +21,13 @@ const OUTPUT_LIMIT: usize = 256 * 1024;
 /// Time limit until there is a prompt: the guest agent of a distribution connects minutes before one under emulation, beside
 /// other guests. On slow nodes, which have small guests alone, it is long enough, too.
 const LOGIN_LIMIT: Duration = Duration::from_secs(600);
-/// Attempts to run the first command after a login.
+/// Attempts of a login, and to run the first command after it.
 const LOGIN_ATTEMPTS: u32 = 4;
+/// Time limit until a shell begins a command, where a prompt may stand instead.
+const BEGIN_LIMIT: Duration = Duration::from_secs(20);
+/// Time limits until the shell of a guest on a busy host begins a command, and until the command ends.
+const SHELL_LIMIT: Duration = Duration::from_secs(60);
+const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
 /// An open console.
 pub struct Console {
@@ -114,12 +119,28 @@ impl Console {
         }
     }
 
-    /// Logs in at the prompt of the guest, which may still boot.
+    /// Logs in at the prompt of the guest, which may still boot. `login` of a slow guest may discard the password: a login that
+    /// fails is repeated.
     ///
     /// # Errors
     /// Fails without a prompt in time, or if the password is wrong.
     pub async fn login(&mut self, user: &str, password: &str) -> Result<()> {
         let deadline = tokio::time::Instant::now() + LOGIN_LIMIT;
+        let mut attempts = 1;
+        while let Err(error) = self.try_login(user, password, deadline).await {
+            let has_exited = matches!(self.process.try_wait(), Ok(Some(_)));
+            if has_exited || attempts == LOGIN_ATTEMPTS || tokio::time::Instant::now() > deadline {
+                return Err(error);
+            }
+            attempts += 1;
+            if self.run_within("true", BEGIN_LIMIT).await.is_ok() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn try_login(&mut self, user: &str, password: &str, deadline: tokio::time::Instant) -> Result<()> {
         // Enter repeats a prompt from before the console was opened.
         loop {
             self.send("\n").await?;
@@ -131,12 +152,12 @@ impl Console {
         }
         // There may be several prompts.
         self.send(&format!("{user}\n")).await?;
-        self.expect("assword: ", Duration::from_secs(20)).await?;
+        self.expect("assword: ", SHELL_LIMIT).await?;
         // login discards input until it has turned the echo off, after the prompt.
         tokio::time::sleep(patient(Duration::from_secs(1))).await;
         self.send(&format!("{password}\n")).await?;
         // Input before the prompt of the shell is lost: login and shell both set up the terminal.
-        let (text, _) = self.expect_one(&["# ", "$ ", "incorrect"], Duration::from_secs(60)).await.context("log in")?;
+        let (text, _) = self.expect_one(&["# ", "$ ", "incorrect"], SHELL_LIMIT).await.context("log in")?;
         if text == "incorrect" {
             bail!("the password is wrong");
         }
@@ -144,7 +165,7 @@ impl Console {
         // the real one is lost, so the first command is repeated.
         let mut attempts = 1;
         let (_, status) = loop {
-            match self.run("true").await {
+            match self.run_within("true", BEGIN_LIMIT).await {
                 Err(error) if attempts == LOGIN_ATTEMPTS => return Err(error.context("log in")),
                 Err(_) => attempts += 1,
                 Ok(answer) => break answer,
@@ -158,7 +179,7 @@ impl Console {
     /// # Errors
     /// Fails if neither a prompt nor a shell answers.
     pub async fn login_or_shell(&mut self, user: &str, password: &str) -> Result<()> {
-        match self.run("true").await {
+        match self.run_within("true", BEGIN_LIMIT).await {
             Ok(_) => Ok(()),
             // The plugin has exited.
             Err(error) if matches!(self.process.try_wait(), Ok(Some(_))) => Err(error),
@@ -171,16 +192,19 @@ impl Console {
     /// # Errors
     /// Fails after the time limit.
     pub async fn run(&mut self, command: &str) -> Result<(String, i32)> {
+        self.run_within(command, SHELL_LIMIT).await
+    }
+
+    /// Runs as [`Self::run`] a command that the shell begins within `limit`.
+    async fn run_within(&mut self, command: &str, limit: Duration) -> Result<(String, i32)> {
         static COMMANDS: AtomicU32 = AtomicU32::new(0);
         // Unique: the output of an earlier console may still follow.
         let n = COMMANDS.fetch_add(1, Ordering::Relaxed);
         // The terminal echoes the line, which therefore must not contain the marks themselves.
         self.send(&format!("printf '<%s>' begin-{n}; {command}; printf '<%s:%s>' end-{n} $?\n")).await?;
-        self.expect(&format!("<begin-{n}>"), Duration::from_secs(20))
-            .await
-            .with_context(|| format!("run {command:?}"))?;
-        let output = self.expect(&format!("<end-{n}:"), Duration::from_secs(60)).await?;
-        let status = self.expect(">", Duration::from_secs(5)).await?;
+        self.expect(&format!("<begin-{n}>"), limit).await.with_context(|| format!("run {command:?}"))?;
+        let output = self.expect(&format!("<end-{n}:"), COMMAND_LIMIT).await?;
+        let status = self.expect(">", SHELL_LIMIT).await?;
         Ok((output.replace("\r\n", "\n"), status.parse().context("no exit code")?))
     }
 
@@ -201,7 +225,7 @@ impl Console {
     pub async fn serve(&mut self, server: &str, port: u16) -> Result<()> {
         let listens = format!("grep -qi ':{port:04x} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
         self.run(&format!("{listens} || {{ {server} & }}")).await?;
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        let deadline = tokio::time::Instant::now() + patient(COMMAND_LIMIT);
         while self.run(&listens).await?.1 != 0 {
             ensure!(tokio::time::Instant::now() < deadline, "the guest's server does not listen: {server}");
             tokio::time::sleep(Duration::from_millis(250)).await;
@@ -223,7 +247,8 @@ impl Console {
     /// Fails if it does not exit or fails.
     pub async fn leave(mut self) -> Result<()> {
         self.send("\u{1d}").await?;
-        let status = tokio::time::timeout(Duration::from_secs(10), self.process.wait()).await??;
+        let status =
+            tokio::time::timeout(SHELL_LIMIT, self.process.wait()).await.context("the console does not end")??;
         if status.success() { Ok(()) } else { bail!("kubectl virt console ended with {status}") }
     }
 

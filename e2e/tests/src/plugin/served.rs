@@ -14,6 +14,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::environment::TIMEOUT;
+
 /// Limit of kept standard error.
 const STDERR_LIMIT: u64 = 64 * 1024;
 
@@ -55,7 +57,7 @@ impl Served {
         let stderr = collect(process.stderr.take().context("no standard error")?);
         let mut line = String::new();
         let mut output = BufReader::new(process.stdout.take().context("no output")?);
-        timeout(Duration::from_secs(20), output.read_line(&mut line)).await.context("no local port in time")??;
+        timeout(TIMEOUT, output.read_line(&mut line)).await.context("no local port in time")??;
         match port_in(&line) {
             Some(port) => Ok(Self { process, stderr, port }),
             None => bail!("no local port in {line:?}: {}", stderr.await.unwrap_or_default()),
@@ -98,7 +100,7 @@ impl Served {
 pub async fn echo(stream: &mut TcpStream, word: &str) -> Result<()> {
     stream.write_all(word.as_bytes()).await?;
     let mut back = vec![0; word.len()];
-    timeout(Duration::from_secs(60), stream.read_exact(&mut back)).await.context("nothing came back")??;
+    timeout(TIMEOUT, stream.read_exact(&mut back)).await.context("nothing came back")??;
     ensure!(back == word.as_bytes(), "{word:?} came back as {:?}", String::from_utf8_lossy(&back));
     Ok(())
 }

@@ -35,18 +35,24 @@ impl Story {
     /// Fails if a pod does not serve them.
     pub async fn metrics(&self, component: &str) -> Result<Vec<String>> {
         let token = self.metrics_token().await?;
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            match self.scrape(component, &token).await {
+                // The review of a new token may be delayed, the authorizer may not know the new right yet, and pods may be
+                // replaced.
+                Err(_) if Instant::now() < deadline => sleep(Duration::from_secs(1)).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Returns the lines of [`Self::metrics`] of one look.
+    async fn scrape(&self, component: &str, token: &str) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         for pod in self.pods_of(component).await? {
-            let name = pod.metadata.name.clone().unwrap_or_default();
-            let deadline = Instant::now() + TIMEOUT;
-            let answer = loop {
-                let answer = self.get_from_component(&pod, "/metrics", Some(&token)).await?;
-                // The review of a new token may be delayed, and the authorizer may not know the new right yet.
-                if answer.status == 200 || Instant::now() > deadline {
-                    break answer;
-                }
-                sleep(Duration::from_secs(1)).await;
-            };
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            let answer = self.get_from_component(&pod, "/metrics", Some(token)).await;
+            let answer = answer.with_context(|| format!("metrics of {name}"))?;
             let text = String::from_utf8_lossy(&answer.body).into_owned();
             ensure!(answer.status == 200, "metrics of {name}: {} {text}", answer.status);
             lines.extend(text.lines().map(str::to_owned));

@@ -42,7 +42,7 @@ use crate::environment::{TIMEOUT, connect, patient, repository};
 /// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time limit for the removal of the VMs of a namespace.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(120);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A user's access to the cluster: a client and a namespace of their own.
 pub struct Story {

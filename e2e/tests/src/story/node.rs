@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::{Story, diagnosis, pods::exec};
 use crate::{
+    conditions::is_true,
     environment::{TIMEOUT, patient, placement, registry},
     webhook::is_ready,
 };
@@ -152,14 +153,18 @@ impl Story {
     /// Waits until each component has as many pods as it shall have, all are ready, and none ends.
     ///
     /// # Errors
-    /// Fails if that lasts longer than three minutes.
+    /// Fails if that lasts longer than five minutes.
     pub async fn components_are_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(180);
-        while let Some(lack) = self.lacking_component().await? {
+        let deadline = Instant::now() + Duration::from_secs(300);
+        loop {
+            let lack = match self.lacking_component().await? {
+                None => self.lacking_service().await?,
+                lack => lack,
+            };
+            let Some(lack) = lack else { return Ok(()) };
             ensure!(Instant::now() < deadline, "components are not ready: {lack}");
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
-        Ok(())
     }
 
     /// Returns the first component whose pods are too few, not ready or about to end, with these numbers.
@@ -175,6 +180,17 @@ impl Story {
             let ready = pods.iter().filter(|pod| is_ready(pod)).count();
             if ready != pods.len() || ready as u64 != wanted {
                 return Ok(Some(format!("{component}: {ready} of {} pods are ready, of {wanted}", pods.len())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns what the API server lacks to reach virt-api, which follows the readiness of its pods.
+    async fn lacking_service(&self) -> Result<Option<String>> {
+        for name in ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"] {
+            let service = serde_json::to_value(self.cluster_api("APIService").get(name).await?)?;
+            if !is_true(&service, "Available") {
+                return Ok(Some(format!("{name}: {}", service["status"])));
             }
         }
         Ok(None)

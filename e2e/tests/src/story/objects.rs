@@ -184,8 +184,7 @@ impl Story {
     /// # Errors
     /// Fails after the time limit.
     pub async fn wait_running(&self, vmi: &str) -> Result<Value> {
-        let within = Duration::from_secs(90);
-        self.wait("vmi", vmi, "be Running", within, |vmi| vmi["status"]["phase"] == "Running").await
+        self.wait("vmi", vmi, "be Running", Duration::from_secs(180), |vmi| vmi["status"]["phase"] == "Running").await
     }
 
     /// Waits for an event about the named object with this reason, and returns its message.
@@ -234,6 +233,18 @@ impl Story {
         }
         ensure!(pods.len() == 1, "{} launcher pods instead of one", pods.len());
         pods.pop().context("no launcher pod")
+    }
+
+    /// Waits until the launcher pod of a VMI has an address, which kubelet can show after the guest runs, and returns it.
+    ///
+    /// # Errors
+    /// Fails unless there is exactly one pod, and after [`TIMEOUT`].
+    pub async fn pod_address(&self, vmi: &str) -> Result<String> {
+        let pod = self.launcher_pod(vmi).await?;
+        let name = pod["metadata"]["name"].as_str().context("pod without name")?;
+        let has_address = |pod: &Value| pod["status"]["podIP"].is_string();
+        let pod = self.wait("Pod", name, "have an address", TIMEOUT, has_address).await?;
+        pod["status"]["podIP"].as_str().map(str::to_owned).context("pod without address")
     }
 
     /// Returns all launcher pods of a VMI.

@@ -104,9 +104,9 @@ impl Story {
     /// Opens the console after a fault, with retries, and logs in unless the guest has a shell.
     ///
     /// # Errors
-    /// Fails after a minute without success.
+    /// Fails after two minutes without success.
     pub async fn reopen_console(&self, vmi: &str, user: &str, password: &str) -> Result<Console> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let mut console = self.console(vmi)?;
             match console.login_or_shell(user, password).await {
@@ -151,7 +151,7 @@ impl Story {
         let plugin = Served::start(self.virt_command(&["vnc", vmi, "--proxy-only"]), port).await?;
         let mut viewer = plugin.connect().await?;
         let mut greeting = [0_u8; 12];
-        timeout(Duration::from_secs(20), viewer.read_exact(&mut greeting)).await.context("no greeting in time")??;
+        timeout(TIMEOUT, viewer.read_exact(&mut greeting)).await.context("no greeting in time")??;
         ensure!(greeting.starts_with(b"RFB 003."), "{:?}", String::from_utf8_lossy(&greeting));
         Ok((plugin, viewer))
     }

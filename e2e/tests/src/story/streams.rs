@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep};
 
 use super::Story;
+use crate::environment::TIMEOUT;
 
 /// Numbers of open streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,9 +34,9 @@ impl Story {
     /// Waits until virt-api has no stream to the story's VMIs, and, if `alone`, virt-handler has none at all.
     ///
     /// # Errors
-    /// Fails if some remain after a minute.
+    /// Fails if some remain after two minutes.
     pub async fn no_streams_left(&self, alone: bool) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             // A pod that is being replaced has no metrics.
             let open = self.open_streams().await;
