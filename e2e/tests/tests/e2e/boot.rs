@@ -1,9 +1,8 @@
 //! VMs and VMIs boot and are used.
 
-use std::time::Duration;
-
 use anyhow::ensure;
 use ferrovirt_e2e_tests::{TIMEOUT, story};
+use serde_json::Value;
 
 use crate::manifests;
 
@@ -13,8 +12,9 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
         s.apply(&manifests::vm("web", "Always")).await?;
         let vmi = s.wait_running("web").await?;
         ensure!(vmi["status"]["nodeName"].is_string(), "a running VMI names its node");
-        let address = vmi["status"]["interfaces"][0]["ipAddress"].as_str().unwrap_or_default().to_owned();
-        ensure!(!address.is_empty(), "a running VMI has an address");
+        let address = s.pod_address("web").await?;
+        let has_address = |vmi: &Value| vmi["status"]["interfaces"][0]["ipAddress"] == address.as_str();
+        s.wait("vmi", "web", "have the address of its pod", TIMEOUT, has_address).await?;
 
         let vm = s
             .wait("vm", "web", "be ready", TIMEOUT, |vm| {
@@ -29,7 +29,6 @@ fn vm_boots_from_container_disk_and_user_works_on_its_console() {
         }
 
         let pod = s.launcher_pod("web").await?;
-        ensure!(pod["status"]["podIP"] == address.as_str(), "the VMI has its pod's address");
         ensure!(pod["spec"]["containers"].as_array().is_some_and(|c| c.len() == 1), "a launcher pod has one container");
         ensure!(pod["spec"]["automountServiceAccountToken"] == false, "a launcher has no token");
 
@@ -95,13 +94,13 @@ fn vnc_viewer_connects_through_the_local_port() {
         let mut line = String::new();
         let output = plugin.stdout.take().ok_or_else(|| anyhow::anyhow!("no output"))?;
         tokio::io::BufReader::new(output).read_line(&mut line).await?;
-        let port = serde_json::from_str::<serde_json::Value>(&line)?["port"].as_u64().unwrap_or_default();
+        let port = serde_json::from_str::<Value>(&line)?["port"].as_u64().unwrap_or_default();
         let mut viewer = tokio::net::TcpStream::connect(("127.0.0.1", u16::try_from(port)?)).await?;
         let mut greeting = [0_u8; 12];
-        tokio::time::timeout(Duration::from_secs(10), viewer.read_exact(&mut greeting)).await??;
+        tokio::time::timeout(TIMEOUT, viewer.read_exact(&mut greeting)).await??;
         ensure!(greeting.starts_with(b"RFB 003."), "{:?}", String::from_utf8_lossy(&greeting));
         drop(viewer);
-        let status = tokio::time::timeout(Duration::from_secs(10), plugin.wait()).await??;
+        let status = tokio::time::timeout(TIMEOUT, plugin.wait()).await??;
         ensure!(status.success(), "the plugin must exit with its viewer: {status}");
         Ok(())
     });

@@ -33,13 +33,12 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
             .context("no address of the node")?;
 
         for (name, password) in [("web", "story"), ("plain", "ferrovirt")] {
-            let vmi = s.wait_running(name).await?;
-            let pod = s.launcher_pod(name).await?;
-            let address = pod["status"]["podIP"].as_str().context("pod without address")?;
-            let shown = &vmi["status"]["interfaces"][0];
-            ensure!(shown["ipAddress"] == address, "the VMI does not have its pod's address {address}: {shown}");
+            s.wait_running(name).await?;
+            let address = s.pod_address(name).await?;
+            let has_address = |vmi: &Value| vmi["status"]["interfaces"][0]["ipAddress"] == address.as_str();
+            let vmi = s.wait("vmi", name, "have the address of its pod", TIMEOUT, has_address).await?;
             let asked = &vmi["spec"]["domain"]["devices"]["interfaces"][0];
-            let own = if asked["masquerade"].is_object() { "10.0.2.2" } else { address };
+            let own = if asked["masquerade"].is_object() { "10.0.2.2" } else { address.as_str() };
             ensure!(asked["bridge"].is_object() == (name == "plain"), "the binding of {name} is {asked}");
 
             let mut console = s.console(name)?;
@@ -57,18 +56,29 @@ fn guest_reaches_the_cluster_and_a_pod_reaches_the_guest_through_a_service() {
 
 /// Checks that the guest has its address by DHCP, reaches services and nodes, and resolves cluster names.
 async fn reaches_the_cluster(console: &mut Console, own: &str, api_server: &str, node: &str) -> Result<()> {
-    let wait = "for look in $(seq 100); do ip -4 -o addr show dev eth0 | grep inet && break; usleep 300000; done";
+    let wait = "for look in $(seq 300); do ip -4 -o addr show dev eth0 | grep inet && break; usleep 300000; done";
     let (address, _) = console.run(wait).await?;
     ensure!(address.contains(&format!("inet {own}/")), "the guest has {address:?}, not {own}");
     // A TLS server answers a plain request with an error, which proves the connection.
     for (what, address, port) in [("the API server's service address", api_server, 443), ("its node", node, 10250)] {
         let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {address} {port}");
-        let (message, _) = console.run(&ask).await?;
+        let message = answer(console, &ask, "HTTPS server").await?;
         ensure!(message.contains("HTTPS server"), "the guest does not reach {what}: {message:?}");
     }
-    let (names, code) = console.run("nslookup kubernetes.default.svc.cluster.local").await?;
-    ensure!(code == 0 && names.contains(api_server), "the guest does not resolve cluster names: {names}");
+    let names = answer(console, "nslookup kubernetes.default.svc.cluster.local", api_server).await?;
+    ensure!(names.contains(api_server), "the guest does not resolve cluster names: {names}");
     Ok(())
+}
+
+/// Returns the output of a command in the guest, which is repeated until it contains the text: a busy server can be too late.
+async fn answer(console: &mut Console, command: &str, text: &str) -> Result<String> {
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        let (message, _) = console.run(command).await?;
+        if message.contains(text) || tokio::time::Instant::now() > deadline {
+            return Ok(message);
+        }
+    }
 }
 
 #[test]
@@ -92,7 +102,7 @@ fn guest_answers_over_both_address_families() {
         let mut console = s.console("box")?;
         console.login("root", "ferrovirt").await?;
         // The lease for IPv4 removes other addresses. Guests get the gateway of IPv6 from cloud-init.
-        let configure = "for look in $(seq 100); do ip -4 -o addr show dev eth0 | grep -q inet && break; \
+        let configure = "for look in $(seq 300); do ip -4 -o addr show dev eth0 | grep -q inet && break; \
              usleep 300000; done; ip addr add fd10:0:2::2/120 dev eth0 && ip -6 route add default via fd10:0:2::1 dev eth0";
         console.output(configure).await?;
         for address in &visitor {

@@ -1,7 +1,5 @@
 //! VMIs on secondary networks.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, skip, story};
 use serde_json::Value;
@@ -71,7 +69,7 @@ pub(crate) async fn define_as(s: &Story, name: &str) -> Result<String> {
 pub(crate) async fn left(s: &Story, node: &str, network: &str, address: &str) -> Result<String> {
     // The network plugin does not remove its bridge.
     let look = format!(
-        "for look in $(seq 60); do \
+        "for look in $(seq 300); do \
            left=$(ls /sys/class/net/{network}/brif; ls /host/var/lib/cni/networks/{network} | grep '^10[.]'; \
                   find /host/var/lib/cni/networks -name {address}); \
            [ -z \"$left\" ] && break; sleep 0.5; \
@@ -92,8 +90,7 @@ async fn meet(s: &Story, network: &str, hostname: &str) -> Result<String> {
     }
     let (alice, bob) = (connected(s, "alice").await?, connected(s, "bob").await?);
     ensure!(alice[1].address != bob[1].address && alice[1].mac != bob[1].mac, "{alice:?} {bob:?}");
-    let pod = s.launcher_pod("bob").await?;
-    ensure!(pod["status"]["podIP"] == bob[0].address.as_str(), "bob has the pod's address, not {:?}", bob[0]);
+    ensure!(s.pod_address("bob").await? == bob[0].address, "bob has the pod's address, not {:?}", bob[0]);
 
     let mut console = s.console("bob")?;
     console.login("root", "ferrovirt").await?;
@@ -119,7 +116,7 @@ async fn meet(s: &Story, network: &str, hostname: &str) -> Result<String> {
         s.delete("vmi", name).await?;
     }
     for name in ["alice", "bob"] {
-        s.wait_gone("vmi", name, Duration::from_secs(90)).await?;
+        s.wait_gone("vmi", name, 2 * TIMEOUT).await?;
     }
     let [pod_network, _] = bob;
     Ok(pod_network.address)
@@ -155,7 +152,7 @@ async fn connected(s: &Story, name: &str) -> Result<[Seen; 2]> {
 /// Checks that the guest has the address in the status by DHCP.
 async fn has(console: &mut Console, device: &str, seen: &Seen) -> Result<()> {
     let wait =
-        format!("for look in $(seq 100); do ip -4 -o addr show dev {device} | grep inet && break; usleep 300000; done");
+        format!("for look in $(seq 300); do ip -4 -o addr show dev {device} | grep inet && break; usleep 300000; done");
     let (address, _) = console.run(&wait).await?;
     ensure!(address.contains(&format!("inet {}/", seen.address)), "{device} has {address:?}, not {seen:?}");
     let (mac, _) = console.run(&format!("cat /sys/class/net/{device}/address")).await?;

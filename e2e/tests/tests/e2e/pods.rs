@@ -9,10 +9,11 @@ use kube::{
     api::{EvictParams, PostParams},
 };
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::manifests;
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(300);
 
 fn vmi_manifest(priority: &str) -> String {
     manifests::kernel_vmi("box")
@@ -27,8 +28,8 @@ fn vmi_manifest(priority: &str) -> String {
   priorityClassName: {priority}
   nodeSelector: {{kubernetes.io/os: linux}}
   evictionStrategy: None
-  readinessProbe: {{httpGet: {{port: web, path: /}}, periodSeconds: 2, failureThreshold: 1}}
-  livenessProbe: {{tcpSocket: {{port: 8081}}, initialDelaySeconds: 60, periodSeconds: 3, failureThreshold: 2}}
+  readinessProbe: {{httpGet: {{port: web, path: /}}, periodSeconds: 2, timeoutSeconds: 5, failureThreshold: 1}}
+  livenessProbe: {{tcpSocket: {{port: 8081}}, initialDelaySeconds: 60, periodSeconds: 5, timeoutSeconds: 10, failureThreshold: 6}}
   networks: [{{name: default, pod: {{}}}}]
   volumes:
   - name: seed
@@ -90,7 +91,7 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     ensure!(!ready(&first, "True"), "a VMI whose guest does not answer yet is ready");
     let pod = s.launcher_pod("box").await?;
     let name = pod["metadata"]["name"].as_str().context("pod without name")?;
-    let address = pod["status"]["podIP"].as_str().context("pod without address")?;
+    let address = &s.pod_address("box").await?;
     ensure!(pod["spec"]["priority"] == 1234, "priority {}", pod["spec"]["priority"]);
     ensure!(pod["spec"]["nodeSelector"]["kubernetes.io/os"] == "linux", "{}", pod["spec"]["nodeSelector"]);
     ensure!(pod["metadata"]["labels"]["app"] == "box", "{}", pod["metadata"]["labels"]);
@@ -103,18 +104,36 @@ spec: {clusterIP: None, selector: {app: box}, ports: [{name: web, port: 8080}]}
     let (hostname, _) = console.run("hostname").await?;
     ensure!(hostname.trim() == "box-host", "the guest calls itself {hostname:?}");
     let fqdn = format!("box-host.boxes.{}.svc.cluster.local", s.namespace);
-    let found = s.exec("visitor", &["nslookup", &fqdn]).await?;
-    ensure!(found.contains(address), "{fqdn} is not {address}: {found}");
+    // The name follows the readiness of the pod, and a server may know for a while that there was none.
+    let deadline = Instant::now() + MINUTES;
+    loop {
+        let found = s.exec("visitor", &["nslookup", &fqdn]).await;
+        if found.as_ref().is_ok_and(|found| found.contains(address)) {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "{fqdn} is not {address}: {found:?}");
+        sleep(Duration::from_secs(1)).await;
+    }
     // By its short name, in the first search domain.
-    let (found, _) = console.run("nslookup box-host").await?;
-    ensure!(found.contains(address), "box-host is not {address} to the guest: {found}");
+    loop {
+        let (found, _) = console.run("nslookup box-host").await?;
+        if found.contains(address) {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "box-host is not {address} to the guest: {found}");
+    }
 
     let page = |port: u16| {
         let url = format!("http://{address}:{port}/");
         async move { s.exec("visitor", &["wget", "-q", "-T", "3", "-O", "-", &url]).await }
     };
     for port in [8080, 8081] {
-        let message = page(port).await?;
+        let message = loop {
+            match page(port).await {
+                Err(_) if Instant::now() < deadline => sleep(Duration::from_secs(1)).await,
+                message => break message?,
+            }
+        };
         ensure!(message.trim() == "it-works", "port {port} says {message:?}");
     }
     ensure!(page(8082).await.is_err(), "a port that was not declared is reached");
