@@ -11,10 +11,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::manifests;
+use crate::{installation::in_force, manifests};
 
 /// Time for a migration under emulation.
-pub(crate) const MINUTES: Duration = Duration::from_secs(180);
+pub(crate) const MINUTES: Duration = Duration::from_secs(300);
 /// Phases of a migration that succeeds.
 const PHASES: [&str; 7] =
     ["Pending", "Scheduling", "Scheduled", "PreparingTarget", "TargetReady", "Running", "Succeeded"];
@@ -123,10 +123,12 @@ pub(crate) async fn arrived(s: &Story, before: &Value, migration: &str) -> Resul
     let migration = ended(s, migration).await?;
     ensure!(migration["status"]["phase"] == "Succeeded", "{}", migration["status"]);
     let transitions = migration["status"]["phaseTransitionTimestamps"].as_array().context("no phases")?;
-    let phases: Vec<&Value> = transitions.iter().map(|transition| &transition["phase"]).collect();
-    ensure!(phases == PHASES.map(Value::from).iter().collect::<Vec<_>>(), "phases: {phases:?}");
+    let phases: Vec<&str> = transitions.iter().filter_map(|transition| transition["phase"].as_str()).collect();
+    // A busy virt-controller can learn of the end before it has seen the copy begin.
+    let is_due = |phase: &&str| !["TargetReady", "Running"].contains(phase) || phases.contains(phase);
+    ensure!(PHASES.iter().filter(|phase| is_due(*phase)).eq(phases.iter()), "phases: {phases:?}");
     let times: Vec<&str> = transitions.iter().filter_map(|one| one["phaseTransitionTimestamp"].as_str()).collect();
-    ensure!(times.len() == PHASES.len() && times.is_sorted(), "times of the phases: {times:?}");
+    ensure!(times.len() == phases.len() && times.is_sorted(), "times of the phases: {times:?}");
 
     // The controller notices the end of the VMI's state with the success of the migration.
     let unmarked = |vmi: &Value| vmi["metadata"]["labels"][TARGET].is_null();
@@ -201,16 +203,19 @@ pub(crate) async fn with_settings<T>(s: &Story, settings: Value, body: impl Asyn
     let before = before["spec"]["configuration"]["migrations"].clone();
     let set = async |migrations: &Value| {
         // A merge keeps fields that the new value lacks.
+        let mut version = None;
         for migrations in [&Value::Null, migrations] {
             let patch = Patch::Merge(json!({"spec": {"configuration": {"migrations": migrations}}}));
-            installation.patch("kubevirt", &PatchParams::default(), &patch).await.context("set migrations")?;
+            let object = installation.patch("kubevirt", &PatchParams::default(), &patch).await;
+            version = object.context("set migrations")?.metadata.resource_version;
         }
-        Ok::<_, anyhow::Error>(())
+        Ok::<_, anyhow::Error>(version.context("no version")?.parse::<u64>()?)
     };
-    set(&settings).await?;
-    // Processes follow the configuration within two seconds.
-    sleep(Duration::from_secs(3)).await;
-    let result = body().await;
+    let version = set(&settings).await?;
+    let result = match in_force(s, version).await {
+        Ok(()) => body().await,
+        Err(error) => Err(error),
+    };
     set(&before).await?;
     result
 }

@@ -8,7 +8,10 @@ use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{installation::installation, manifests};
+use crate::{
+    installation::{in_force, installation},
+    manifests,
+};
 
 /// Specs in the parts that matter here, with the fields that have no effect.
 const PLATFORMS: &str = include_str!("../../../../admission/tests/platforms.json");
@@ -54,13 +57,12 @@ async fn listed(s: &Story, row: &Value) -> Result<()> {
     Ok(())
 }
 
-async fn change(s: &Story, spec: &Value) -> Result<()> {
+/// Changes the spec of the object, and returns the new version.
+async fn change(s: &Story, spec: &Value) -> Result<u64> {
     let patch = Patch::Merge(json!({"spec": spec}));
-    s.installation_api("KubeVirt")
-        .patch("kubevirt", &PatchParams::default(), &patch)
-        .await
-        .context("change the object")?;
-    Ok(())
+    let object = s.installation_api("KubeVirt").patch("kubevirt", &PatchParams::default(), &patch).await;
+    let version = object.context("change the object")?.metadata.resource_version;
+    Ok(version.context("no version")?.parse()?)
 }
 
 /// Restores the spec of the object.
@@ -107,7 +109,7 @@ fn placement_of_workloads_and_limits_of_requests_are_followed() {
 
 async fn followed(s: &Story, node: &str) -> Result<()> {
     let limit = json!({"restClient": {"rateLimiter": {"tokenBucketRateLimiter": {"qps": 500, "burst": 1000}}}});
-    change(
+    let version = change(
         s,
         &json!({
             "workloads": {"nodePlacement": {"nodeSelector": {LABEL: "true"}}},
@@ -115,8 +117,8 @@ async fn followed(s: &Story, node: &str) -> Result<()> {
         }),
     )
     .await?;
-    // virt-controller follows the object within moments. A VM that was started before would run.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // A VM that was started before would run.
+    in_force(s, version).await?;
     s.apply(&manifests::kernel_vm("placed", "Always")).await?;
     let unschedulable = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable";
     s.wait("vm", "placed", "be unschedulable", TIMEOUT, unschedulable).await?;

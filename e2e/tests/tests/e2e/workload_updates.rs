@@ -55,7 +55,7 @@ async fn updated(s: &Story) -> Result<()> {
     let former = revision().await?;
     choose_debug_image(s, true).await?;
     follow(s, &guests, true).await.context("after helm upgrade")?;
-    let (back, said) = helm(&["rollback", "ferrovirt", &former, "-n", "kubevirt", "--timeout", "3m"]).await?;
+    let (back, said) = helm(&["rollback", "ferrovirt", &former, "-n", "kubevirt", "--timeout", "6m"]).await?;
     ensure!(back, "helm rollback: {said}");
     follow(s, &guests, false).await.context("after helm rollback")
 }
@@ -195,13 +195,34 @@ async fn with_replaced_image(s: &Story, body: impl AsyncFnOnce() -> Result<()>) 
         let object = serde_json::from_value(object)?;
         s.cluster_api(kind).create(&PostParams::default(), &object).await.with_context(|| format!("create {kind}"))?;
     }
-    // The API server follows policies after a moment.
-    sleep(Duration::from_secs(5)).await;
-    let result = body().await;
+    let result = match replaces_images(s).await {
+        Ok(()) => body().await,
+        Err(error) => Err(error),
+    };
     for kind in kinds {
         s.cluster_api(kind).delete(&name, &DeleteParams::default()).await.with_context(|| format!("delete {kind}"))?;
     }
     result
+}
+
+/// Waits until the API server follows the policy.
+async fn replaces_images(s: &Story) -> Result<()> {
+    let restricted = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trial", "labels": {"kubevirt.io": "virt-launcher"}},
+    "spec": {
+        "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "compute", "image": "x", "securityContext": restricted}],
+    }})
+    .to_string();
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let image = s.dry_run(&pod).await?["spec"]["containers"][0]["image"].clone();
+        if image == "x-debug" {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the policy leaves image {image}");
+        sleep(Duration::from_millis(500)).await;
+    }
 }
 
 async fn stays(s: &Story) -> Result<()> {
