@@ -8,7 +8,7 @@ use ferrovirt_e2e_tests::{Console, Story, TIMEOUT, is_true, story};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use crate::manifests;
+use crate::{manifests, virt_handlers};
 
 /// Limits of memory growth in KiB. libvirt buffers an answer in pieces; other VMs use virt-handler, too.
 const OF_LIBVIRT: u64 = 48 * 1024;
@@ -93,8 +93,7 @@ fn cve_2026_13322_guest_agent_answers_of_ten_mebibytes_are_ignored_and_do_no_har
         ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
         ensure!(brief(&vmi), "what was known is lost: {}", vmi["status"]["guestOSInfo"]);
         ensure!(!vmi["status"].to_string().contains("believed"), "the answer was accepted: {}", vmi["status"]);
-        s.virt(&["pause", "vmi", "box"]).await?;
-        s.virt(&["unpause", "vmi", "box"]).await?;
+        virt_handlers::serves(s, "box").await?;
 
         // After the agent is killed the VMI has no guest agent, and the guest runs on. The writing process keeps the channel open.
         console.run("kill $(cat /tmp/pid); killall cat").await?;

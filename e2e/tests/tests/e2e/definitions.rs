@@ -7,6 +7,8 @@ use ferrovirt_e2e_tests::{is_true, repository, story};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::endpoints::merged_document;
+
 /// Returns the definitions of the chart.
 fn definitions() -> Result<Vec<Value>> {
     let folder = repository().join("charts/ferrovirt/crds");
@@ -89,7 +91,7 @@ fn explained(output: &str) -> BTreeSet<String> {
 fn kubectl_explains_every_field() {
     story("explain", async |s| {
         // A mistake in our document would remove the merged document for all users.
-        let document = s.kubectl(&["get", "--raw", "/openapi/v2"]).await?;
+        let document = merged_document(s).await?;
         ensure!(document.contains("subresources.kubevirt.io"), "the subresources are not in OpenAPI 2");
         let definitions = definitions()?;
         let vmi = definitions.iter().find(|d| d["spec"]["names"]["kind"] == "VirtualMachineInstance");

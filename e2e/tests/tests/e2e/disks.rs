@@ -8,10 +8,11 @@ use ferrovirt_e2e_tests::{
     storage::{Backing, Storage, delete_vmis_after, on_host},
     story,
 };
+use serde_json::Value;
 
 use crate::{hotplug::run, manifests};
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(240);
 const MEBIBYTE: u64 = 1024 * 1024;
 
 /// Functions for the guest's shell: the device with a serial number, and a file of the file system on it.
@@ -101,15 +102,17 @@ fn guest_sees_disks_of_every_kind_and_its_claim_outlives_it() {
 
 async fn disks(s: &Story, storage: &Storage) -> Result<()> {
     s.apply(&vm_with_disks("data")).await?;
-    let first = s.wait_running("box").await?;
-    let volume = |name: &str| {
-        let all = first["status"]["volumeStatus"].as_array().cloned().unwrap_or_default();
-        all.into_iter().find(|volume| volume["name"] == name).unwrap_or_default()
+    s.wait_running("box").await?;
+    let shows_volumes = |vmi: &Value| {
+        let all = vmi["status"]["volumeStatus"].as_array().cloned().unwrap_or_default();
+        let volume = |name: &str| all.iter().find(|volume| volume["name"] == name).cloned().unwrap_or_default();
+        let claim = volume("data");
+        claim["target"] == "vda"
+            && claim["persistentVolumeClaimInfo"]["requests"]["storage"] == "16Mi"
+            && volume("settings")["size"].as_u64().is_some_and(|size| size > 0)
     };
-    let claim = volume("data");
-    ensure!(claim["target"] == "vda", "the disk of the claim is {claim}");
-    ensure!(claim["persistentVolumeClaimInfo"]["requests"]["storage"] == "16Mi", "{claim}");
-    ensure!(volume("settings")["size"].as_u64().is_some_and(|size| size > 0), "no size of an image that was made");
+    let first = s.wait("vmi", "box", "show its claim and the size of an image that was made", MINUTES, shows_volumes);
+    let first = first.await?;
 
     let mut console = s.console("box")?;
     console.login("root", "story").await?;
@@ -139,7 +142,7 @@ async fn disks(s: &Story, storage: &Storage) -> Result<()> {
     let token = run(&mut console, "show ACCOUNT token").await?;
     ensure!(token.split('.').count() == 3, "the service account's token is {} characters long", token.len());
     // The driver of SATA disks is loaded in the background.
-    run(&mut console, "for i in $(seq 20); do test -b /dev/sr0 && break; sleep 1; done").await?;
+    run(&mut console, "for i in $(seq 100); do test -b /dev/sr0 && break; sleep 1; done").await?;
     let answers = "mount -r -t iso9660 /dev/sr0 /mnt && cat /mnt/autounattend.xml; umount /mnt";
     let answers = run(&mut console, answers).await?;
     ensure!(answers.contains("<unattend/>"), "{answers:?}");

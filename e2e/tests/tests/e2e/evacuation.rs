@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use ferrovirt_e2e_tests::{Story, connect_without_retries, is_true, story};
+use ferrovirt_e2e_tests::{Story, condition, connect_without_retries, is_true, story};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_secs(120);
 
 /// Requests an eviction as a drain does and returns the reason of the refusal.
 async fn drain(s: &Story, pod: &str, dry_run: bool) -> Result<String> {
@@ -96,6 +96,8 @@ fn requested_evacuation_can_be_cancelled() {
         let strategy = format!("{grace}      evictionStrategy: LiveMigrate\n");
         s.apply(&manifests::kernel_vm("fixed", "Always").replace(grace, &strategy)).await?;
         s.wait_running("fixed").await?;
+        let is_known = |vmi: &Value| condition(vmi, "LiveMigratable").is_some();
+        s.wait("vmi", "fixed", "show if it can migrate", MINUTE, is_known).await?;
         let pod = s.launcher_pod("fixed").await?;
         let message = drain(s, pod["metadata"]["name"].as_str().context("pod without name")?, false).await?;
         let expected = "VMI fixed is configured with an eviction strategy but is not live-migratable";

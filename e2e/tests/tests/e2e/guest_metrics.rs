@@ -45,15 +45,21 @@ async fn metrics(s: &Story) -> Result<()> {
     let form = in_guest(s, &format!("{disk} | head -c 4; cat /sys/block/vda/ro /sys/block/vda/size")).await?;
     ensure!(form.split_whitespace().eq(["mvbd1", "512"]), "the disk with metrics is {form:?}");
     let time = value(&first, "Time").context("no time")?.to_owned();
-    sleep(Duration::from_secs(6)).await;
-    let second = in_guest(s, &format!("{disk} | tr -d '\\000'")).await?;
-    ensure!(value(&second, "Time").is_some_and(|later| *later > *time), "the metrics stay those of {time}: {second}");
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let second = in_guest(s, &format!("{disk} | tr -d '\\000'")).await?;
+        if value(&second, "Time").is_some_and(|later| *later > *time) {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "the metrics stay those of {time}: {second}");
+        sleep(Duration::from_secs(1)).await;
+    }
 
     // The channel.
     let port = "p=$(grep -l org.github.vhostmd.1 /sys/class/virtio-ports/*/name); p=/dev/$(basename $(dirname $p))";
     let ask = |request: &str| {
         format!(
-            "{port}; exec 3<>$p; printf '{request}' >&3; timeout 10 sh -c 'while read -r line; do echo \"$line\"; \
+            "{port}; exec 3<>$p; printf '{request}' >&3; timeout 60 sh -c 'while read -r line; do echo \"$line\"; \
                  case $line in *\"</metrics>\"*|INVALID*) break;; esac; done' <&3; exec 3>&-; sleep 2"
         )
     };

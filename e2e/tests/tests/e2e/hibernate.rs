@@ -45,13 +45,17 @@ async fn continued(s: &Story) -> Result<()> {
 
     let said = s.virt(&["hibernate", "box", "--wait"]).await?;
     ensure!(said.contains("VM box is hibernated in claim hibernation-of-box-"), "{said}");
+    s.wait_gone("vmi", "box", MINUTES).await?;
+    for pod in s.list("pod", "kubevirt.io=virt-launcher").await? {
+        s.wait_gone("pod", pod["metadata"]["name"].as_str().unwrap_or_default(), MINUTES).await?;
+    }
     // The run strategy starts nothing.
     sleep(Duration::from_secs(10)).await;
-    let vm = s.get("vm", "box").await?;
-    ensure!(vm["spec"]["runStrategy"] == "Always" && vm["status"]["printableStatus"] == "Stopped", "{vm}");
+    let vm = s.wait("vm", "box", "be stopped", MINUTES, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
+    ensure!(vm["spec"]["runStrategy"] == "Always", "{vm}");
     ensure!(condition(&vm, "Hibernated")["status"] == "True", "{}", vm["status"]);
     ensure!(vm["status"]["operation"]["operation"] == "Hibernation", "{}", vm["status"]);
-    s.wait_gone("vmi", "box", MINUTES).await?;
+    ensure!(s.api("vmi").get_opt("box").await?.is_none(), "it was started");
     let pods = s.list("pod", "kubevirt.io=virt-launcher").await?;
     ensure!(pods.is_empty(), "{pods:?}");
     let claim = hibernation(&vm)["claimName"].as_str().context("no claim")?.to_owned();

@@ -66,8 +66,16 @@ fn vm_moves_to_another_node_and_its_guest_goes_on() {
         let pod = alone(s, "box").await?;
         let address = pod["status"]["podIP"].as_str().context("pod without address")?;
         let only = "jsonpath={.items[*].endpoints[?(@.conditions.ready==true)].addresses[*]}";
-        let ready = s.kubectl(&["get", "endpointslices", "-l", "kubernetes.io/service-name=box", "-o", only]).await?;
-        ensure!(ready.split_whitespace().all(|ready| ready == address), "endpoints: {ready}, the pod has {address}");
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let words = ["get", "endpointslices", "-l", "kubernetes.io/service-name=box", "-o", only];
+            let ready = s.kubectl(&words).await?;
+            if ready.split_whitespace().eq([address]) {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "endpoints: {ready}, the pod has {address}");
+            sleep(Duration::from_millis(500)).await;
+        }
         let shown = s.wait("vmi", "box", "show the new address", TIMEOUT, |vmi| {
             vmi["status"]["interfaces"][0]["ipAddress"] == address
         });
@@ -235,14 +243,14 @@ async fn plugged(s: &Story, lan: &Lan) -> Result<()> {
                 return Err(error.context(format!("connect to a guest with this log: {log}")));
             }
             guest.leave().await?;
-            let vmi = s.get("vmi", "box").await?;
-            for change in ["MigrationRequired", "HotVCPUChange", "HotMemoryChange"] {
-                ensure!(condition(&vmi, change).is_none(), "{}", vmi["status"]["conditions"]);
-            }
-            let volumes = vmi["status"]["volumeStatus"].as_array().into_iter().flatten();
-            let ready = volumes.into_iter().any(|entry| entry["name"] == "plug" && entry["phase"] == "Ready");
-            ensure!(ready, "{}", vmi["status"]["volumeStatus"]);
-            Ok(())
+            let is_complete = |vmi: &Value| {
+                let mut volumes = vmi["status"]["volumeStatus"].as_array().into_iter().flatten();
+                volumes.any(|entry| entry["name"] == "plug" && entry["phase"] == "Ready")
+                    && ["MigrationRequired", "HotVCPUChange", "HotMemoryChange"]
+                        .iter()
+                        .all(|change| condition(vmi, change).is_none())
+            };
+            s.wait("vmi", "box", "have its volume and no change in progress", TIMEOUT, is_complete).await.map(drop)
         };
         step.await.context(way)?;
     }
@@ -273,8 +281,7 @@ fn vm_with_multiqueue_and_a_plugged_vcpu_migrates_there_and_back() {
         for way in ["there", "back"] {
             s.virt(&["migrate", "box", "--wait"]).await.context(way)?;
             visited(s, TIMEOUT).await.context(way)?;
-            let vmi = s.get("vmi", "box").await?;
-            ensure!(queues(&vmi) == Some(1), "{way}: {}", vmi["status"]["interfaces"]);
+            s.wait("vmi", "box", "have one queue", TIMEOUT, |vmi| queues(vmi) == Some(1)).await.context(way)?;
         }
         let uid = s.get("vmi", "box").await?["metadata"]["uid"].clone();
         s.virt(&["restart", "box", "--grace-period=0", "--force"]).await?;
@@ -388,9 +395,11 @@ fn paused_vm_stays_paused() {
         s.wait_running("box").await?;
         let mut guest = console(s, "box").await?;
         Witness::start(&mut guest).await?;
+        let looked = Instant::now();
         let witness = Witness::look(&mut guest).await?;
         s.virt(&["pause", "vm", "box"]).await?;
         s.wait("vmi", "box", "be paused", TIMEOUT, |vmi| condition(vmi, "Paused").is_some()).await?;
+        let pausing = looked.elapsed();
         guest.leave().await?;
         let before = s.get("vmi", "box").await?;
         let migration = begin(s, "box").await?;
@@ -405,7 +414,7 @@ fn paused_vm_stays_paused() {
         let mut guest = console(s, "box").await?;
         let after = Witness::goes_on(&mut guest, &witness).await?;
         // Ten counts a second since it was unpaused, and those before the pause took effect.
-        let most = witness.count + 50 + 10 * unpaused.elapsed().as_secs();
+        let most = witness.count + 30 + 10 * (pausing + unpaused.elapsed()).as_secs();
         ensure!(after.count <= most, "the guest ran while it was paused: {witness:?} {after:?}");
         guest.leave().await
     });

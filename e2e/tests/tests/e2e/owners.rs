@@ -276,8 +276,16 @@ fn vmi_that_does_not_exist_blocks_no_drain() {
         let (code, message) = as_admin(s, &Method::PATCH, &vmi, &bare).await?;
         ensure!([200, 404].contains(&code), "{code} {message}");
         s.wait_gone("vmi", "ghost", TIMEOUT).await?;
-        let (code, message) = evict().await?;
-        ensure!([201, 404].contains(&code), "{code} {message}");
+        // virt-api notices objects that it watches with a delay.
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        loop {
+            let (code, message) = evict().await?;
+            if [201, 404].contains(&code) {
+                break;
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "{code} {message}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
         s.wait_gone("Pod", name, TIMEOUT).await
     });
 }

@@ -84,7 +84,7 @@ fn busy_guest_moves_if_it_may_be_paused_or_switch_to_post_copy() {
             let (migration, _) = switched(s).await?;
             let left = begun.elapsed();
             // It cannot be undone any more.
-            s.virt(&["migrate-cancel", GUEST]).await?;
+            s.delete("vmim", &migration).await?;
             let vmi =
                 s.wait("vmi", GUEST, "have moved", MINUTES, |vmi| vmi["status"]["migrationState"]["completed"] == true);
             let state = vmi.await?["status"]["migrationState"].clone();

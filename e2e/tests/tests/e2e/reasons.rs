@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Time in which the kubelet tries to mount again: its pauses grow to two minutes.
-const MOUNTED: Duration = Duration::from_secs(180);
+const MOUNTED: Duration = Duration::from_secs(300);
 
 /// Waits until a condition of a VM has a text, and returns the VM and the condition.
 async fn shown(s: &Story, name: &str, type_: &str, text: &str) -> Result<(Value, Value)> {
@@ -144,12 +144,13 @@ fn migration_without_a_node_says_so_until_there_is_one() {
             let migratable = |vmi: &Value| is_true(vmi, "LiveMigratable");
             s.wait("vmi", "waiting", "be migratable", TIMEOUT, migratable).await?;
             let migration = begin(s, "waiting").await?;
-            let waits = |vmim: &Value| condition(vmim, "migrationWaiting").is_some();
-            let vmim = s.wait("vmim", &migration, "say what it waits for", TIMEOUT, waits).await?;
-            let waiting = condition(&vmim, "migrationWaiting").context("no condition")?;
-            ensure!(waiting["reason"] == "TargetPodUnschedulable", "{waiting}");
-            let message = waiting["message"].as_str().unwrap_or_default();
-            ensure!(message.contains("nodes are available"), "{message}");
+            let names_nodes = |vmim: &Value| {
+                condition(vmim, "migrationWaiting").is_some_and(|waiting| {
+                    let message = waiting["message"].as_str().unwrap_or_default();
+                    waiting["reason"] == "TargetPodUnschedulable" && message.contains("nodes are available")
+                })
+            };
+            s.wait("vmim", &migration, "say that it waits for a node", TIMEOUT, names_nodes).await?;
             let said = s.virt(&["drain-status", &node]).await?;
             ensure!(said.contains("blocked: target pod"), "{said}");
             Ok(migration)

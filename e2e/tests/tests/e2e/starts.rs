@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::manifests;
 
-const MINUTES: Duration = Duration::from_secs(120);
+const MINUTES: Duration = Duration::from_secs(240);
 
 async fn change(s: &Story, patch: &Value) -> anyhow::Result<()> {
     s.api("vm").patch("box", &PatchParams::default(), &Patch::Merge(patch)).await.context("change the VM")?;
@@ -105,8 +105,8 @@ fn failed_starts_are_retried_at_growing_intervals_until_the_vm_is_stopped_or_rep
         };
         let vm = s.wait("vm", "box", "be in a crash loop", MINUTES, looping(1)).await?;
         let failed = vm["status"]["startFailure"]["lastFailedVMIUID"].clone();
-        let vm = s.wait("vm", "box", "have failed again", MINUTES, looping(2)).await?;
-        ensure!(vm["status"]["startFailure"]["lastFailedVMIUID"] != failed, "{}", vm["status"]);
+        let again = |vm: &Value| looping(2)(vm) && vm["status"]["startFailure"]["lastFailedVMIUID"] != failed;
+        s.wait("vm", "box", "have failed again", MINUTES, again).await?;
 
         s.virt(&["stop", "box"]).await?;
         s.wait("vm", "box", "be Stopped", MINUTES, |vm| {

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Console, Socket, echo, story};
+use ferrovirt_e2e_tests::{Console, Socket, TIMEOUT, echo, story};
 use futures::future::try_join_all;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -13,6 +13,8 @@ use tokio::{
 
 use crate::{manifests, stream_faults::opened};
 
+/// Time limit for what a guest under emulation receives, sends or prints.
+const MINUTES: Duration = Duration::from_secs(300);
 /// Bytes in each direction over a forwarded port.
 const SENT: usize = 10 * 1024 * 1024;
 /// Concurrent connections: number of plugins, connections of each ...
@@ -36,10 +38,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         let forward = s.forward("vmi/box", 7000).await?;
         receive(&mut console, 7000, "nc -l -p 7000 </dev/null >/tmp/in", async || {
             let mut stream = forward.connect().await?;
-            ensure!(
-                timeout(Duration::from_secs(20), stream.read(&mut [0])).await?? == 0,
-                "the guest message something"
-            );
+            ensure!(timeout(TIMEOUT, stream.read(&mut [0])).await?? == 0, "the guest message something");
             stream.write_all(&sent).await.context("sending")?;
             stream.shutdown().await?;
             Ok(stream)
@@ -51,9 +50,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
         let forward = s.forward("vm/box", 7001).await?;
         let mut stream = forward.connect().await?;
         let mut received = vec![0_u8; SENT];
-        timeout(Duration::from_secs(120), stream.read_exact(&mut received))
-            .await
-            .context("the guest's file did not come in time")??;
+        timeout(MINUTES, stream.read_exact(&mut received)).await.context("the guest's file did not come in time")??;
         // The echo covers both directions.
         let differs = sent.iter().zip(&received).position(|(a, b)| a != b);
         ensure!(differs.is_none(), "byte {differs:?} is another one");
@@ -68,7 +65,7 @@ fn forwarded_port_carries_ten_mebibytes_each_way_unchanged() {
             let mut plugin = plugin.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
             let mut input = plugin.stdin.take().context("no standard input")?;
             input.write_all(&sent).await.context("sending")?;
-            let status = timeout(Duration::from_secs(60), plugin.wait()).await.context("the plugin goes on")??;
+            let status = timeout(MINUTES, plugin.wait()).await.context("the plugin goes on")??;
             ensure!(status.success(), "the plugin ended with {status}");
             Ok(input)
         })
@@ -86,7 +83,7 @@ async fn receive<T>(
 ) -> Result<()> {
     console.serve(&format!("(rm -f /tmp/received; {server}; echo done >/tmp/received)"), port).await?;
     let _open = send().await?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + MINUTES;
     while console.run("test -e /tmp/received").await?.1 != 0 {
         ensure!(Instant::now() < deadline, "the guest's server did not see the end of the stream");
         sleep(Duration::from_millis(500)).await;
@@ -105,8 +102,7 @@ fn later_console_replaces_the_former_and_can_request_its_output() {
         first.login("root", "ferrovirt").await?;
         first.run("echo seen-$((6 * 7))").await?;
         let mut second = s.console("box")?;
-        let end =
-            first.wait_end(Duration::from_secs(15)).await.context("the first console goes on beside the second")?;
+        let end = first.wait_end(TIMEOUT).await.context("the first console goes on beside the second")?;
         ensure!(!end.status.success() && end.stderr.contains("another client has taken"), "{end:?}");
         // The later console has the same shell without earlier output ...
         second.login_or_shell("root", "ferrovirt").await?;
@@ -115,7 +111,7 @@ fn later_console_replaces_the_former_and_can_request_its_output() {
         second.leave().await?;
         // ... unless it takes the default.
         let mut third = Console::open(s.virt_command(&["console", "box"]))?;
-        third.expect("seen-42", Duration::from_secs(15)).await.context("replay")?;
+        third.expect("seen-42", TIMEOUT).await.context("replay")?;
         third.leave().await
     });
 }
@@ -131,8 +127,8 @@ fn console_shows_the_prompt_that_was_printed_before() {
             opened(Socket::open(&s.client, &path, None).await?)
         };
         let soon = Duration::from_secs(5);
-        open("").await?.expect("login: ", Duration::from_secs(120)).await.context("boot")?;
-        open("").await?.expect("login: ", soon).await.context("later")?;
+        open("").await?.expect("login: ", MINUTES).await.context("boot")?;
+        open("").await?.expect("login: ", TIMEOUT).await.context("later")?;
         let silent = open("?replay=false").await?.expect("login: ", soon).await;
         ensure!(silent.is_err(), "earlier output is shown although the client refuses it");
         Ok(())
@@ -187,9 +183,16 @@ fn two_hundred_concurrent_streams_and_forty_lost_clients_are_released() {
         let endless = s.forward("vmi/box", 7001).await?;
         let idlers: Vec<TcpStream> = try_join_all((0..IDLERS).map(async |_| endless.connect().await)).await?;
         sleep(Duration::from_secs(10)).await;
-        let open = s.open_streams().await?.api;
         let expected = (PLUGINS * EACH + IDLERS + 2) as u64;
-        ensure!(open == expected, "{open} streams are open, not {expected}");
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let open = s.open_streams().await?.api;
+            if open == expected {
+                break;
+            }
+            ensure!(Instant::now() < deadline, "{open} streams are open, not {expected}");
+            sleep(Duration::from_millis(500)).await;
+        }
         for (number, stream) in echoes.iter_mut().enumerate() {
             echo(stream, &format!("last word of {number}")).await?;
         }
@@ -200,7 +203,7 @@ fn two_hundred_concurrent_streams_and_forty_lost_clients_are_released() {
 
         console.leave().await?;
         drop((echoes, idlers, viewer));
-        display.wait_end(Duration::from_secs(20)).await?;
+        display.wait_end(TIMEOUT).await?;
         s.no_streams_left(false).await?;
         endless.stop().await?;
         for plugin in plugins {

@@ -3,7 +3,7 @@
 use std::{process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Story, story};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
@@ -38,15 +38,9 @@ fn usb_devices_are_redirected_one_to_a_channel() {
 
         // The channel of a closed client can be reused.
         clients.swap_remove(1).stop().await?;
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            match Client::start(s).await {
-                Ok(mut client) => {
-                    client.greeting().await.context("the client that came later")?;
-                    break client.stop().await?;
-                }
-                Err(error) => ensure!(Instant::now() < deadline, "the channel was not given back: {error:#}"),
-            }
+        let deadline = Instant::now() + TIMEOUT;
+        while let Err(error) = served_later(s).await {
+            ensure!(Instant::now() < deadline, "the channel was not given back: {error:#}");
             sleep(Duration::from_millis(500)).await;
         }
         for client in clients {
@@ -59,6 +53,13 @@ fn usb_devices_are_redirected_one_to_a_channel() {
         ensure!(s.get("vmi", "box").await?["status"]["phase"] == "Running", "the VMI does not run");
         Ok(())
     });
+}
+
+/// Uses the channel of a former client.
+async fn served_later(s: &Story) -> Result<()> {
+    let mut client = Client::start(s).await?;
+    client.greeting().await.context("the client that came later")?;
+    client.stop().await
 }
 
 /// A client of the usbredir protocol, behind `kubectl virt usbredir`.
@@ -77,7 +78,7 @@ impl Client {
             .spawn()
             .context("cannot start kubectl virt usbredir")?;
         let mut lines = BufReader::new(plugin.stdout.take().context("no output")?).lines();
-        let line = timeout(Duration::from_secs(30), lines.next_line()).await.context("no address was printed")??;
+        let line = timeout(TIMEOUT, lines.next_line()).await.context("no address was printed")??;
         let line = line.context("kubectl virt usbredir ended")?;
         let address = line.rsplit(' ').next().unwrap_or_default();
         Ok(Self { plugin, stream: TcpStream::connect(address).await.with_context(|| line.clone())? })
@@ -92,7 +93,7 @@ impl Client {
             self.stream.read_exact(&mut version).await?;
             Ok::<_, std::io::Error>(version)
         };
-        let version = timeout(Duration::from_secs(20), read).await.context("QEMU does not greet")??;
+        let version = timeout(TIMEOUT, read).await.context("QEMU does not greet")??;
         let length = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
         ensure!(head[..4] == [0; 4] && length as usize >= VERSION, "no hello: {head:?}");
         Ok(String::from_utf8_lossy(&version).trim_end_matches('\0').to_owned())
@@ -112,9 +113,7 @@ impl Client {
 
     async fn stop(mut self) -> Result<()> {
         drop(self.stream);
-        timeout(Duration::from_secs(10), self.plugin.wait())
-            .await
-            .context("the plugin goes on without its client")??;
+        timeout(TIMEOUT, self.plugin.wait()).await.context("the plugin goes on without its client")??;
         Ok(())
     }
 }

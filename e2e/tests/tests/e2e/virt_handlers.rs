@@ -18,7 +18,7 @@ pub(crate) async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
         let message = condition(vmi, "Synchronized").and_then(|shown| shown["message"].as_str());
         message.is_some_and(|message| message.contains(why))
     };
-    let vmi = s.wait("vmi", vmi, &format!("say that {why:?}"), Duration::from_secs(60), says).await?;
+    let vmi = s.wait("vmi", vmi, &format!("say that {why:?}"), TIMEOUT, says).await?;
     ensure!(vmi["status"]["phase"] == "Running", "the VMI is {}", vmi["status"]["phase"]);
     Ok(())
 }
@@ -27,6 +27,10 @@ pub(crate) async fn refuse(s: &Story, vmi: &str, why: &str) -> Result<()> {
 pub(crate) async fn serves(s: &Story, vmi: &str) -> Result<()> {
     let deadline = Instant::now() + TIMEOUT;
     while let Err(error) = s.virt(&["pause", "vmi", vmi]).await {
+        // The answer to a former request came too late.
+        if error.to_string().contains("already paused") {
+            break;
+        }
         ensure!(Instant::now() < deadline, "it is not paused: {error:#}");
         sleep(Duration::from_secs(1)).await;
     }
@@ -60,11 +64,15 @@ pub(crate) async fn replace(s: &Story) -> Result<()> {
     }
 }
 
-/// Returns the virt-handlers with their restarts. All are ready.
+/// Waits until all virt-handlers are ready, and returns them with their restarts.
 pub(crate) async fn restarts(s: &Story) -> Result<Vec<(Option<String>, i32)>> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !list(s).await?.iter().all(is_ready) {
+        ensure!(Instant::now() < deadline, "virt-handler is not ready");
+        sleep(Duration::from_millis(500)).await;
+    }
     let mut restarts = Vec::new();
     for pod in list(s).await? {
-        ensure!(is_ready(&pod), "virt-handler is not ready");
         let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
         restarts.push((pod.metadata.uid, statuses.iter().map(|status| status.restart_count).sum()));
     }

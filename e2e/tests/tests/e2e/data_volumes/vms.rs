@@ -263,10 +263,13 @@ async fn appears(s: &Story) -> Result<()> {
     server(s).await?;
     let fields = format!("{}, storage: {}", http("later.raw", ""), storage("csi", "Block", 16));
     s.apply(&kernel_vm("hopes", "Always", &fields)).await?;
-    let vm = wait_status(s, "hopes", "DataVolumeError").await?;
-    let volume = s.get("DataVolume", "hopes-root").await?;
-    ensure!(condition(&volume, "Running")["message"].as_str().is_some_and(|text| text.contains("404")), "{volume}");
-    ensure!(vm["status"]["conditions"].to_string().contains("404"), "{}", vm["status"]["conditions"]);
+    let is_named =
+        |volume: &Value| condition(volume, "Running")["message"].as_str().is_some_and(|text| text.contains("404"));
+    s.wait("DataVolume", "hopes-root", "name the error", MINUTES, is_named).await?;
+    let shows_error = |vm: &Value| {
+        vm["status"]["printableStatus"] == "DataVolumeError" && vm["status"]["conditions"].to_string().contains("404")
+    };
+    s.wait("vm", "hopes", "show the error", MINUTES, shows_error).await?;
     s.exec("images", &["cp", "/images/disk.raw", "/images/later.raw"]).await?;
     s.wait("vmi", "hopes", "run", MINUTES, |vmi| vmi["status"]["phase"] == "Running").await.map(drop)
 }
