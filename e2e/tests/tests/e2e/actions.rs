@@ -23,7 +23,7 @@ fn guest_reboots_by_soft_reboot_and_by_reset() {
                 s.call_subresource(&Method::PUT, "virtualmachineinstances/box", action, &json!({})).await?;
             ensure!(code == 200, "{action}: {code} {message}");
             // A file in memory does not survive a reboot.
-            let deadline = tokio::time::Instant::now() + Duration::from_secs(90);
+            let deadline = tokio::time::Instant::now() + 2 * TIMEOUT;
             loop {
                 let mut console = s.reopen_console("box", "root", "ferrovirt").await?;
                 let gone = console.run("test -e /tmp/before").await.is_ok_and(|(_, code)| code != 0);
@@ -77,7 +77,7 @@ fn vmi_starts_paused_and_resumes_on_unpause() {
         s.wait("vm", "box", "be Stopped", TIMEOUT, |vm| vm["status"]["printableStatus"] == "Stopped").await?;
         s.virt(&["start", "box", "--paused"]).await?;
         let paused = |vmi: &Value| is_true(vmi, "Paused");
-        s.wait("vmi", "box", "be paused", Duration::from_secs(60), paused).await?;
+        s.wait("vmi", "box", "be paused", TIMEOUT, paused).await?;
         s.virt(&["unpause", "vm", "box"]).await?;
         s.wait("vmi", "box", "go on", TIMEOUT, |vmi| !paused(vmi)).await?;
         let mut console = s.console("box")?;

@@ -64,7 +64,7 @@ async fn boots_and_moves(s: &Story, vm: &str) -> Result<()> {
     ensure!(machine.trim() == "aarch64", "the guest is of {machine:?}");
     run(&mut guest, "test -d /sys/firmware/efi && test -d /sys/firmware/acpi && echo stays >/mark").await?;
     // DHCP goes on in the background.
-    let leased = "for i in $(seq 20); do ip -4 -o addr show eth0 | grep -q inet && break; sleep 1; done; ip -4 -o addr show eth0";
+    let leased = "for i in $(seq 100); do ip -4 -o addr show eth0 | grep -q inet && break; sleep 1; done; ip -4 -o addr show eth0";
     let address = run(&mut guest, leased).await?;
     ensure!(address.contains("inet "), "the guest has no address: {address:?}");
     guest.leave().await?;

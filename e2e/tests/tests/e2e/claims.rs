@@ -39,7 +39,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     // A larger request within the capacity: 30 of 32 MiB, the rest is the overhead of a file system.
     let more = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}});
     s.api("PersistentVolumeClaim").patch("data", &PatchParams::default(), &Patch::Merge(more)).await?;
-    let grown = "for i in $(seq 40); do [ $(cat /sys/block/vda/size) = 61440 ] && break; sleep 1; done; \
+    let grown = "for i in $(seq 120); do [ $(cat /sys/block/vda/size) = 61440 ] && break; sleep 1; done; \
                  cat /sys/block/vda/size";
     let (size, _) = console.run(grown).await?;
     ensure!(size.trim() == "61440", "the disk has {size} sectors after its claim has grown");
@@ -62,7 +62,7 @@ async fn changes(s: &Story, storage: &Storage) -> Result<()> {
     s.wait("vmi", "guest", "go on", MINUTES, |vmi| !is_true(vmi, "Paused")).await?;
     let mut console = s.reopen_console("guest", "root", "ferrovirt").await?;
     let (written, _) =
-        console.run("for i in $(seq 40); do test -s /tmp/written && break; sleep 1; done; cat /tmp/written").await?;
+        console.run("for i in $(seq 120); do test -s /tmp/written && break; sleep 1; done; cat /tmp/written").await?;
     ensure!(written.trim() == "code-0", "what the guest wrote meanwhile ended with {written:?}");
     console.leave().await
 }

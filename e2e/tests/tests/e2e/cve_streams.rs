@@ -18,9 +18,9 @@ const FLOODED: usize = 32;
 const FRAMES: usize = 20_000;
 const FLOOD: Duration = Duration::from_secs(4);
 /// Expected time of an answer on an idle host, and its time limit on a busy one.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 /// Time limit for the release of all streams.
-const AGAIN: Duration = Duration::from_secs(90);
+const AGAIN: Duration = Duration::from_secs(240);
 /// Limit of virt-api's memory growth in KiB.
 const GROWTH: u64 = 64 * 1024;
 

@@ -127,7 +127,7 @@ async fn waits(s: &Story, cores: u32, reason: &str) -> Result<()> {
         let message = condition(vmi, "PodScheduled").and_then(|scheduled| scheduled["message"].as_str());
         message.is_some_and(|message| message.contains(reason))
     };
-    s.wait("vmi", "box", reason, Duration::from_secs(60), says).await?;
+    s.wait("vmi", "box", reason, TIMEOUT, says).await?;
     delete(s).await
 }
 

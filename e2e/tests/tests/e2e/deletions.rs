@@ -9,7 +9,7 @@ use tokio::time::{Duration, sleep};
 use crate::{live_resize::condition, manifests};
 
 /// Far less than the grace period of the guests, which is 15 minutes.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(240);
 
 /// Creates a VM (or a VMI) whose guest does not react to ACPI: it is paused.
 async fn deaf(s: &Story, kind: &str, name: &str) -> Result<()> {
@@ -43,7 +43,7 @@ async fn ended(s: &Story, vmi: &Value, pod: &Value) -> Result<()> {
     let uid = pod["metadata"]["uid"].as_str().context("pod without uid")?;
     let node = pod["spec"]["nodeName"].as_str().context("pod without node")?;
     let search = format!(
-        "for i in $(seq 30); do grep -ls {uid} /proc/[0-9]*/cgroup >/dev/null || exit 0; sleep 1; done; exit 1"
+        "for i in $(seq 120); do grep -ls {uid} /proc/[0-9]*/cgroup >/dev/null || exit 0; sleep 1; done; exit 1"
     );
     s.on_node(node, &search).await.map(drop).context("processes of the pod")
 }

@@ -22,7 +22,7 @@ fn guest_uses_random_numbers_sees_its_sound_card_and_is_reset_by_its_watchdog() 
 
         let (source, _) = console.run("cat /sys/class/misc/hw_random/rng_current").await?;
         ensure!(source.trim() == "virtio_rng.0", "the guest has random numbers from {source:?}");
-        let read = "timeout 10 head -c 64 /dev/hwrng | wc -c";
+        let read = "timeout 60 head -c 64 /dev/hwrng | wc -c";
         let (length, _) = console.run(read).await?;
         ensure!(length.trim() == "64", "the guest has read {length:?} random bytes");
 
@@ -35,16 +35,16 @@ fn guest_uses_random_numbers_sees_its_sound_card_and_is_reset_by_its_watchdog() 
 
         // The guest feeds its watchdog ...
         let (boot, _) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
-        let (message, code) = console.run("watchdog -T 5 -t 1 /dev/watchdog").await?;
+        let (message, code) = console.run("watchdog -T 10 -t 1 /dev/watchdog").await?;
         ensure!(code == 0, "the watchdog does not start: {message:?}");
-        tokio::time::sleep(Duration::from_secs(8)).await;
+        tokio::time::sleep(Duration::from_secs(13)).await;
         let (state, _) = console.run("cat /sys/class/watchdog/watchdog0/state").await?;
         ensure!(state.trim() == "active", "the watchdog is {state:?}");
         let (same, _) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
         ensure!(same == boot, "the guest was reset although it feeds its watchdog");
         // ... until the program hangs, here by the end of it.
         console.send("kill -9 $(pidof watchdog)\n").await?;
-        console.expect("login: ", TIMEOUT).await?;
+        console.expect("login: ", 2 * TIMEOUT).await?;
         console.login("root", "ferrovirt").await?;
         let (other, _) = console.run("cat /proc/sys/kernel/random/boot_id").await?;
         ensure!(other != boot, "the guest was not reset by its watchdog");

@@ -43,7 +43,7 @@ fn guest_boots_by_uefi_and_secure_boot_refuses_an_unsigned_loader() {
         s.wait_running("secure").await?;
         let pod = s.launcher_pod("secure").await?;
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(300);
         loop {
             let log = s.log(pod, "compute").await?;
             if log.contains("Access Denied") || log.contains("Security Violation") {

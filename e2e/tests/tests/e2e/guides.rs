@@ -11,7 +11,7 @@ use ferrovirt_e2e_tests::{
 use kube::api::GroupVersionKind;
 use serde_json::Value;
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(300);
 
 /// Check of a manifest that the story does not apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,8 +59,7 @@ fn gpu_that_kubelet_has_allocated_shows_in_the_metrics() {
 async fn gpu_is_shown(s: &Story, node: &str) -> Result<()> {
     let devices = format!("devices: {{gpus: [{{name: card, deviceName: {GPU}}}]}}");
     make(s, &manifests::kernel_vm("box", "Always").replace("devices: {}", &devices)).await?;
-    let minute = Duration::from_secs(60);
-    let message = s.wait_event("box", "SyncFailed", minute).await?;
+    let message = s.wait_event("box", "SyncFailed", TIMEOUT).await?;
     let missing = format!("the pod has no device of resource {GPU} left for GPU card");
     // A node that is a container may not raise the limit that comes first.
     let is_named =
@@ -89,7 +88,7 @@ async fn gpu_is_shown(s: &Story, node: &str) -> Result<()> {
         sleep(Duration::from_secs(1)).await;
     }
     s.delete("vm", "box").await?;
-    s.wait_gone("vmi", "box", minute).await?;
+    s.wait_gone("vmi", "box", TIMEOUT).await?;
     let deadline = Instant::now() + TIMEOUT;
     while s.metrics("virt-handler").await?.iter().any(|line| is_of_gpu(&line)) {
         ensure!(Instant::now() < deadline, "the metric stays without the VMI");
@@ -138,9 +137,8 @@ async fn wait_for_device(s: &Story) -> Result<()> {
         ensure!(Instant::now() < deadline, "a device that is not permitted is refused without naming it: {message}");
         sleep(Duration::from_millis(250)).await;
     }
-    let minute = Duration::from_secs(60);
     let unschedulable = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable";
-    s.wait("vm", "box", "wait for a node with its device", minute, unschedulable).await?;
+    s.wait("vm", "box", "wait for a node with its device", TIMEOUT, unschedulable).await?;
     let pod = s.launcher_pod("box").await?;
     let message = pod["status"]["conditions"].to_string();
     ensure!(
@@ -148,15 +146,14 @@ async fn wait_for_device(s: &Story) -> Result<()> {
         "the scheduler does not say what is missing: {message}"
     );
     s.delete("vm", "box").await?;
-    s.wait_gone("vmi", "box", minute).await
+    s.wait_gone("vmi", "box", TIMEOUT).await
 }
 
 async fn wait_for_vsock(s: &Story) -> Result<()> {
     make(s, &talker()).await?;
-    let minute = Duration::from_secs(60);
     // Other clusters may have such a device.
     let settled = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable" || vm["status"]["ready"] == true;
-    s.wait("vm", "talker", "wait for a node with VSOCK, or run on one", minute, settled).await?;
+    s.wait("vm", "talker", "wait for a node with VSOCK, or run on one", TIMEOUT, settled).await?;
     let cid = s.get("vmi", "talker").await?["status"]["VSOCKCID"].clone();
     ensure!(cid.as_u64().is_some_and(|cid| cid >= 3), "the VMI has no CID of a guest: {cid}");
     let pod = s.launcher_pod("talker").await?;
@@ -166,5 +163,5 @@ async fn wait_for_vsock(s: &Story) -> Result<()> {
         ensure!(message.contains(missing), "the scheduler does not say what is missing: {message}");
     }
     s.delete("vm", "talker").await?;
-    s.wait_gone("vmi", "talker", minute).await
+    s.wait_gone("vmi", "talker", TIMEOUT).await
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{controller_rights::send, live_resize::condition, manifests};
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(240);
 
 /// Functions for the guest's shell: the disk with a serial number, and a wait for it (or for its end). SCSI disks have the
 /// number behind the header of a page. The guest loads only the drivers of devices that it has at its boot.
@@ -22,8 +22,8 @@ pub(crate) const HELPERS: &str = "dmesg -n 1; modprobe -qa virtio_blk virtio_scs
      disk() { for d in /sys/block/vd* /sys/block/sd*; do [ -e $d ] || continue; \
      s=$(cat $d/serial 2>/dev/null || tail -c +5 $d/device/vpd_pg80 2>/dev/null); \
      [ \"$s\" = $1 ] && echo /dev/${d##*/}; done; }; \
-     comes() { for i in $(seq 40); do [ -n \"$(disk $1)\" ] && return; sleep 1; done; return 1; }; \
-     goes() { for i in $(seq 40); do [ -z \"$(disk $1)\" ] && return; sleep 1; done; return 1; }";
+     comes() { for i in $(seq 100); do [ -n \"$(disk $1)\" ] && return; sleep 1; done; return 1; }; \
+     goes() { for i in $(seq 100); do [ -z \"$(disk $1)\" ] && return; sleep 1; done; return 1; }";
 
 /// Returns the output of a command that must succeed.
 pub(crate) async fn run(console: &mut Console, command: &str) -> Result<String> {
@@ -314,7 +314,7 @@ async fn forged(s: &Story, hostname: &str) -> Result<()> {
     let vmi_path = format!("/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/box", s.namespace);
     let mut refusal = None;
     // virt-controller restores the field at once.
-    for _ in 0..30 {
+    for _ in 0..60 {
         let vmi = s.get("vmi", "box").await?;
         let Some(mut forged) = entry(&vmi, "block") else { continue };
         ensure!(matches!(forged["phase"].as_str(), Some("Pending" | "Bound")), "the volume was handed over: {forged}");
@@ -419,7 +419,7 @@ async fn media(s: &Story, files: &Storage) -> Result<()> {
     console.login("root", "ferrovirt").await?;
     // Errors of reads without a medium would be between the output of commands.
     run(&mut console, "dmesg -n 1").await?;
-    run(&mut console, "for i in $(seq 20); do test -b /dev/sr0 && break; sleep 1; done; test -b /dev/sr0").await?;
+    run(&mut console, "for i in $(seq 100); do test -b /dev/sr0 && break; sleep 1; done; test -b /dev/sr0").await?;
     ensure!(console.run("head -c 13 /dev/sr0").await?.1 != 0, "the empty drive has a medium");
 
     let volume = json!([{"name": "cd", "persistentVolumeClaim": {"claimName": "files", "hotpluggable": true}}]);

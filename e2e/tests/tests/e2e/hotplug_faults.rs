@@ -112,7 +112,7 @@ async fn remove(s: &Story) -> Result<()> {
 async fn attached(s: &Story) -> Result<()> {
     let ready = |vmi: &Value| phase_of(vmi) == "Ready" && entry(vmi).is_some_and(|entry| entry["target"] != "");
     s.wait("vmi", GUEST, "show the volume as Ready", MINUTES, ready).await?;
-    let find = "for i in $(seq 30); do d=$(grep -ls plugged /sys/block/*/serial) && break; sleep 1; done; \
+    let find = "for i in $(seq 120); do d=$(grep -ls plugged /sys/block/*/serial) && break; sleep 1; done; \
                 head -c 24 /dev/$(echo $d | cut -d/ -f4)";
     let content = in_guest(s, find).await?;
     ensure!(content.contains(MARK), "the guest reads {content:?} from the disk");

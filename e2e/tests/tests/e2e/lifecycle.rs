@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::manifests;
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_secs(120);
 
 /// Returns libvirt's answer to a command about the domain, from virsh in the pod.
 async fn in_libvirt(s: &Story, vmi: &str, command: &str) -> Result<String> {
@@ -31,13 +31,13 @@ fn user_starts_stops_and_restarts_a_vm() {
         let refused = s.virt(&["start", "box"]).await.err().map(|e| e.to_string()).unwrap_or_default();
         ensure!(refused.contains("VM is already running"), "a second start says so, not {refused:?}");
 
-        let said = s.virt(&["restart", "box", "--wait", "--timeout=120"]).await?;
+        let said = s.virt(&["restart", "box", "--wait"]).await?;
         ensure!(said.contains("VM box runs on node "), "{said}");
         let second = s.get("vmi", "box").await?;
         ensure!(second["metadata"]["uid"] != first["metadata"]["uid"], "the VMI was not replaced");
         ensure!(is_true(&second, "Ready"), "{}", second["status"]);
 
-        let said = s.virt(&["stop", "box", "--wait", "--timeout=60"]).await?;
+        let said = s.virt(&["stop", "box", "--wait"]).await?;
         ensure!(said.ends_with("VM box is stopped\n"), "{said}");
         ensure!(s.get("vmi", "box").await.is_err(), "a stopped VM has no VMI");
         let refused = s.virt(&["vnc", "box", "--screenshot=-"]).await.err().map(|error| error.to_string());
@@ -76,7 +76,7 @@ fn paused_guest_stops_and_resumes() {
         ensure!(state.trim() == "paused", "libvirt says {state:?}");
 
         s.virt(&["unpause", "vm", "box"]).await?;
-        console.expect("still-42", Duration::from_secs(20)).await?;
+        console.expect("still-42", MINUTE).await?;
         s.wait("vmi", "box", "be Ready", MINUTE, |vmi| condition(vmi, "Paused").is_none() && is_true(vmi, "Ready"))
             .await?;
         console.leave().await
@@ -104,16 +104,16 @@ fn deleted_vm_is_shut_down_by_acpi_and_leaves_nothing_on_its_node() {
         s.delete("vm", "box").await?;
         // Only a guest that shuts down prints this.
         console.expect("Power down", MINUTE).await?;
-        console.wait_end(Duration::from_secs(30)).await?;
+        console.wait_end(MINUTE).await?;
         s.wait_gone("vm", "box", MINUTE).await?;
         s.wait_gone("vmi", "box", MINUTE).await?;
         s.wait_gone("Pod", &pod_name, MINUTE).await?;
-        let message = s.wait_event("box", "Deleted", Duration::from_secs(10)).await?;
+        let message = s.wait_event("box", "Deleted", MINUTE).await?;
         ensure!(message == "Signaled Deletion", "{message}");
 
         // kubelet removes a pod's directory after the pod.
         let search = format!(
-            "for i in $(seq 30); do \
+            "for i in $(seq 120); do \
                left=$(find /host/var/lib/kubelet/pods /host/var/run/kubevirt /host/var/run/kubevirt-private -maxdepth 6 \
                       2>/dev/null | grep -e {pod_uid} -e {vmi_uid}); \
                [ -z \"$left\" ] && break; sleep 1; \

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{live_resize::condition, manifests};
 
-pub(crate) const MINUTES: Duration = Duration::from_secs(150);
+pub(crate) const MINUTES: Duration = Duration::from_secs(300);
 /// Claim and volume.
 pub(crate) const NAME: &str = "dump";
 /// A word that the guest has in its memory.

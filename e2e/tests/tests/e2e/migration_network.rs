@@ -41,7 +41,7 @@ fn migrations_use_the_interface_migration0_of_virt_handler() {
         let moved = moved(s, &nodes, &mut witness).await.context("with the network");
         // Later stories need the installation without it, also after a failure.
         let (back, said) =
-            helm(&["rollback", "ferrovirt", &former, "-n", "kubevirt", "--wait", "--timeout", "3m"]).await?;
+            helm(&["rollback", "ferrovirt", &former, "-n", "kubevirt", "--wait", "--timeout", "6m"]).await?;
         let removed = remove(s, &nodes).await;
         moved?;
         ensure!(back, "helm rollback: {said}");
@@ -134,7 +134,7 @@ async fn remove(s: &Story, nodes: &[String; 2]) -> Result<()> {
         // Pods that were replaced give their addresses back.
         let left = format!(
             "left() {{ ls {RECORDS} | grep '^10'; }}; \
-             for look in $(seq 60); do left >/dev/null || break; sleep 0.5; done; left; rm -rf {RECORDS}"
+             for look in $(seq 300); do left >/dev/null || break; sleep 0.5; done; left; rm -rf {RECORDS}"
         );
         let left = s.on_node(node, &left).await?;
         ensure!(left.trim().is_empty(), "addresses are left on {node}: {left}");

@@ -24,7 +24,7 @@ pub(crate) const REQUEST: &str = "k8s.v1.cni.cncf.io/networks";
 /// Annotation of a pod with the networks that it has.
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 /// Time for a change in a guest under emulation.
-pub(crate) const MINUTES: Duration = Duration::from_secs(150);
+pub(crate) const MINUTES: Duration = Duration::from_secs(240);
 
 /// Changes the networks of running pods as Multus' dynamic networks controller does: with the network plugin of the node.
 pub(crate) struct DynamicNetworks<'a> {
@@ -150,7 +150,7 @@ pub(crate) fn is_plugged(vmi: &Value) -> bool {
 
 /// Returns a script that waits for output of a command.
 fn until(command: &str) -> String {
-    format!("for look in $(seq 100); do {command} && break; usleep 300000; done")
+    format!("for look in $(seq 300); do {command} && break; usleep 300000; done")
 }
 
 /// Runs a body with the network `lan`, on the node with a host name, and checks that nothing is left of it on the node.

@@ -107,7 +107,7 @@ async fn plugged(s: &Story) -> Result<()> {
     let vmi = s.wait("vmi", GUEST, "have the interface", MINUTES, is_plugged).await?;
     let mac = lan(&vmi)["mac"].as_str().context("interface without address")?;
     let find = format!("grep -q {mac} /sys/class/net/eth1/address");
-    in_guest(s, &format!("for i in $(seq 60); do {find} && break; sleep 0.5; done; {find}")).await.map(drop)
+    in_guest(s, &format!("for i in $(seq 200); do {find} && break; sleep 0.5; done; {find}")).await.map(drop)
 }
 
 /// Waits until neither guest, pod, VMI nor template has the interface.

@@ -1,7 +1,5 @@
 //! Forwarded ports end with the pod of the guest.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_tests::{Socket, Story, TIMEOUT, connect_without_retries, echo, ends, story};
 use kube::api::DeleteParams;
@@ -43,7 +41,7 @@ fn forwarded_connection_ends_with_the_pod() {
         let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
         // The object is removed at once, without a final status.
         s.api("Pod").delete(pod, &DeleteParams::default().grace_period(0)).await?;
-        ends(stream, Duration::from_secs(60)).await?;
+        ends(stream, TIMEOUT).await?;
         forward.stop().await?;
         Ok(())
     });

@@ -1,9 +1,7 @@
 //! Presets and preferences set fields that a VMI leaves open.
 
-use std::time::Duration;
-
 use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 
 use crate::manifests;
 
@@ -107,7 +105,7 @@ spec: {cpu: {guest: 1}, memory: {guest: 256Mi}}
         for (what, command) in [
             (
                 "disk on the SCSI bus",
-                "for i in $(seq 20); do test -b /dev/sda && break; sleep 1; done; test -b /dev/sda",
+                "for i in $(seq 100); do test -b /dev/sda && break; sleep 1; done; test -b /dev/sda",
             ),
             ("UEFI firmware", "test -d /sys/firmware/efi"),
         ] {
@@ -116,7 +114,7 @@ spec: {cpu: {guest: 1}, memory: {guest: 256Mi}}
         }
         console.leave().await?;
         let pictures = s.virt(&["vnc", "box", "--screenshot", "/dev/null"]);
-        let pictures = tokio::time::timeout(Duration::from_secs(20), pictures).await?;
+        let pictures = tokio::time::timeout(TIMEOUT, pictures).await?;
         ensure!(pictures.is_err(), "there is a display though the preference wants none");
         Ok(())
     });

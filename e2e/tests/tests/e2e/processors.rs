@@ -96,7 +96,7 @@ pub(crate) async fn despite_aborts(s: &Story, vm: &str, attempt: impl AsyncFn() 
 /// Returns true if the VMI has failed because QEMU aborted by issue 1921.
 async fn aborted(s: &Story, vmi: &str) -> Result<bool> {
     let failed = |vmi: &Value| vmi["status"]["phase"] == "Failed";
-    if s.wait("vmi", vmi, "have failed", Duration::from_secs(15), failed).await.is_err() {
+    if s.wait("vmi", vmi, "have failed", Duration::from_secs(60), failed).await.is_err() {
         return Ok(false);
     }
     let pod = s.launcher_pod(vmi).await?;

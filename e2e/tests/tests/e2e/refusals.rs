@@ -1,7 +1,5 @@
 //! Invalid input: clear errors, and no stuck objects.
 
-use std::time::Duration;
-
 use anyhow::ensure;
 use ferrovirt_e2e_tests::{TIMEOUT, story};
 use serde_json::Value;
@@ -13,10 +11,9 @@ fn unknown_image_is_reported_and_the_vm_can_be_deleted() {
     story("image", async |s| {
         let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "guests/no-such-image:devel");
         s.apply(&manifest).await?;
-        let minute = Duration::from_secs(60);
         let reported =
             |vm: &Value| matches!(vm["status"]["printableStatus"].as_str(), Some("ErrImagePull" | "ImagePullBackOff"));
-        s.wait("vm", "box", "report that its image cannot be pulled", minute, reported).await?;
+        s.wait("vm", "box", "report that its image cannot be pulled", TIMEOUT, reported).await?;
         let synchronized = |vmi: &Value| {
             vmi["status"]["conditions"].as_array().is_some_and(|conditions| {
                 conditions.iter().any(|c| {
@@ -26,10 +23,10 @@ fn unknown_image_is_reported_and_the_vm_can_be_deleted() {
                 })
             })
         };
-        s.wait("vmi", "box", "say why", minute, synchronized).await?;
+        s.wait("vmi", "box", "say why", TIMEOUT, synchronized).await?;
         s.delete("vm", "box").await?;
-        s.wait_gone("vm", "box", minute).await?;
-        s.wait_gone("vmi", "box", minute).await
+        s.wait_gone("vm", "box", TIMEOUT).await?;
+        s.wait_gone("vmi", "box", TIMEOUT).await
     });
 }
 
@@ -38,10 +35,10 @@ fn image_without_a_disk_is_reported() {
     story("nodisk", async |s| {
         let manifest = manifests::vm("box", "Always").replace("guests/tiny:devel", "toolbox:devel");
         s.apply(&manifest).await?;
-        let message = s.wait_event("box", "SyncFailed", Duration::from_secs(60)).await?;
+        let message = s.wait_event("box", "SyncFailed", TIMEOUT).await?;
         ensure!(message.contains("disk"), "{message}");
         s.delete("vm", "box").await?;
-        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
+        s.wait_gone("vmi", "box", TIMEOUT).await
     });
 }
 
@@ -77,11 +74,10 @@ fn vm_larger_than_any_node_is_unschedulable() {
     story("huge", async |s| {
         let huge = "resources: {requests: {memory: 1Ei, cpu: 1M}}";
         s.apply(&manifests::vm("box", "Always").replace("memory: {guest: 128Mi}", huge)).await?;
-        let minute = Duration::from_secs(60);
-        s.wait("vm", "box", "be unschedulable", minute, |vm| vm["status"]["printableStatus"] == "ErrorUnschedulable")
+        s.wait("vm", "box", "be unschedulable", TIMEOUT, |vm| vm["status"]["printableStatus"] == "ErrorUnschedulable")
             .await?;
         s.delete("vm", "box").await?;
-        s.wait_gone("vmi", "box", minute).await
+        s.wait_gone("vmi", "box", TIMEOUT).await
     });
 }
 
@@ -100,7 +96,7 @@ spec: {hard: {requests.memory: 64Mi}}
         let used = |quota: &Value| quota["status"]["hard"].is_object();
         s.wait("ResourceQuota", "small", "be in force", TIMEOUT, used).await?;
         s.apply(&manifests::vm("box", "Always")).await?;
-        let message = s.wait_event("box", "FailedCreate", Duration::from_secs(60)).await?;
+        let message = s.wait_event("box", "FailedCreate", TIMEOUT).await?;
         ensure!(message.contains("quota"), "{message}");
         // The VM starts when the quota allows it.
         s.delete("ResourceQuota", "small").await?;

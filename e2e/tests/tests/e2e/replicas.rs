@@ -32,7 +32,7 @@ spec:
 ",
         )
         .await?;
-        let minutes = Duration::from_secs(120);
+        let minutes = Duration::from_secs(240);
         s.wait("vmirs", "pool", "have one ready", minutes, |set| set["status"]["readyReplicas"] == 1).await?;
         let scale = json!({"spec": {"replicas": 2}});
         s.api("vmirs").patch_scale("pool", &PatchParams::default(), &Patch::Merge(&scale)).await?;

@@ -1,7 +1,5 @@
 //! Placement of VMIs on nodes.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use ferrovirt_e2e_tests::{Story, TIMEOUT, story};
 use kube::api::{Patch, PatchParams};
@@ -19,7 +17,7 @@ fn node_selector_excludes_nodes_and_the_vmi_runs_where_it_permits() {
 
         // No node has the label, however many there are.
         let unschedulable = |vm: &Value| vm["status"]["printableStatus"] == "ErrorUnschedulable";
-        s.wait("vm", "box", "be unschedulable", Duration::from_secs(60), unschedulable).await?;
+        s.wait("vm", "box", "be unschedulable", TIMEOUT, unschedulable).await?;
         let vmi = s.get("vmi", "box").await?;
         ensure!(vmi["status"]["phase"] == "Scheduling", "the VMI is {}", vmi["status"]["phase"]);
         ensure!(vmi["status"]["nodeName"].is_null(), "the VMI is on node {}", vmi["status"]["nodeName"]);

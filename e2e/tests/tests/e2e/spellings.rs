@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 
 use crate::manifests;
 
@@ -41,7 +41,7 @@ fn addresses_quantities_and_clocks_are_parsed_in_every_spelling() {
         ensure!((ahead - AHEAD).abs() < NEAR, "the guest's clock is ahead of UTC by {ahead} s");
         console.leave().await?;
         s.delete("vmi", "odd").await?;
-        s.wait_gone("vmi", "odd", Duration::from_secs(60)).await
+        s.wait_gone("vmi", "odd", TIMEOUT).await
     });
 }
 
@@ -51,7 +51,7 @@ fn vmi_that_cannot_start_reports_the_reason() {
         let lost =
             manifests::kernel_vmi("lost").replace("    memory:", "    clock: {timezone: Mars/Olympus}\n    memory:");
         s.apply(&lost).await?;
-        let message = s.wait_event("lost", "SyncFailed", Duration::from_secs(60)).await?;
+        let message = s.wait_event("lost", "SyncFailed", TIMEOUT).await?;
         ensure!(message.contains("timezone"), "{message}");
         // Long enough for several attempts.
         tokio::time::sleep(Duration::from_secs(8)).await;
@@ -65,6 +65,6 @@ fn vmi_that_cannot_start_reports_the_reason() {
         });
         ensure!(tells, "{conditions:?}");
         s.delete("vmi", "lost").await?;
-        s.wait_gone("vmi", "lost", Duration::from_secs(60)).await
+        s.wait_gone("vmi", "lost", TIMEOUT).await
     });
 }

@@ -12,7 +12,7 @@ use crate::{
     manifests,
 };
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(240);
 /// Sectors of 512 bytes of the disks after the expansion to 32 MiB. The image in a file system leaves room for its overhead.
 const GROWN: [(&str, u64); 2] = [("FILES", 61440), ("BLOCK", 65536)];
 
@@ -116,7 +116,7 @@ async fn expanded(s: &Story, console: &mut Console) -> Result<()> {
     }
     for (serial, sectors) in GROWN {
         let size = format!("d=$(disk {serial}); d=/sys/block/${{d##*/}}/size");
-        let wait = format!("{size}; for i in $(seq 40); do [ $(cat $d) = {sectors} ] && break; sleep 1; done; cat $d");
+        let wait = format!("{size}; for i in $(seq 120); do [ $(cat $d) = {sectors} ] && break; sleep 1; done; cat $d");
         let seen = run(console, &wait).await?;
         ensure!(seen == sectors.to_string(), "disk {serial} has {seen} sectors after its claim has grown");
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::manifests;
 
-const MINUTES: Duration = Duration::from_secs(150);
+const MINUTES: Duration = Duration::from_secs(240);
 /// Time in which a forbidden restart would begin.
 const NOTHING_HAPPENS: Duration = Duration::from_secs(8);
 

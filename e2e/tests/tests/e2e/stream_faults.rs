@@ -13,9 +13,9 @@ use tokio::{
 use crate::manifests;
 
 /// Time limit for the end of a stream at the client: five seconds on an idle host.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(120);
 /// Time limit for reopening a stream.
-const REOPEN_TIMEOUT: Duration = Duration::from_secs(90);
+const REOPEN_TIMEOUT: Duration = Duration::from_secs(240);
 /// Port of the echo server in the guest.
 const ECHO: u16 = 7000;
 /// Quota of one user at one virt-api, and a bound above the quotas of all virt-apis.
@@ -65,7 +65,7 @@ fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
         ends(tunnel, SOON).await.context("virt-launcher-monitor killed: a forwarded port")?;
         s.no_streams_left(true).await?;
         let uid = vmi["metadata"]["uid"].clone();
-        s.wait("vmi", "box", "be Running anew", Duration::from_secs(120), |vmi| {
+        s.wait("vmi", "box", "be Running anew", REOPEN_TIMEOUT, |vmi| {
             vmi["metadata"]["uid"] != uid && vmi["status"]["phase"] == "Running"
         })
         .await?;
@@ -79,7 +79,7 @@ fn streams_have_a_quota_end_with_their_components_and_can_be_reopened() {
         }
         // The replacements manage the VMI.
         s.virt(&["stop", "box"]).await?;
-        s.wait_gone("vmi", "box", Duration::from_secs(60)).await
+        s.wait_gone("vmi", "box", SOON).await
     });
 }
 

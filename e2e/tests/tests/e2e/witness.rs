@@ -45,7 +45,7 @@ impl Witness {
     /// Waits until the guest has gone on since an earlier look, without a restart.
     pub(crate) async fn goes_on(console: &mut Console, before: &Self) -> Result<Self> {
         let wait = format!(
-            "for i in $(seq 100); do read -r n </run/count; [ \"${{n:-0}}\" -gt {} ] && break; usleep 100000; done",
+            "for i in $(seq 300); do read -r n </run/count; [ \"${{n:-0}}\" -gt {} ] && break; usleep 100000; done",
             before.count + 3
         );
         run(console, &format!("{wait}; true")).await?;
@@ -76,7 +76,7 @@ pub(crate) async fn write_alone(console: &mut Console, disk: &str) -> Result<()>
 /// Waits until the writer has written more than `before` records, and returns their number. Fails if another copy wrote.
 pub(crate) async fn written(console: &mut Console, before: u64) -> Result<u64> {
     let look = format!(
-        "for i in $(seq 100); do n=$(cat /run/written 2>/dev/null); [ \"${{n:-0}}\" -gt {} ] && break; usleep 100000; done; \
+        "for i in $(seq 300); do n=$(cat /run/written 2>/dev/null); [ \"${{n:-0}}\" -gt {} ] && break; usleep 100000; done; \
          echo \"${{n:-0}}\"; cat /run/overlap 2>/dev/null; true",
         before + 1
     );
@@ -125,7 +125,7 @@ impl Lan {
     pub(crate) async fn give_address(&self, console: &mut Console) -> Result<()> {
         let number = self.number;
         let set = format!(
-            "for i in $(seq 100); do [ -e /sys/class/net/eth1 ] && break; usleep 300000; done; pkill -f 'i eth1'; \
+            "for i in $(seq 300); do [ -e /sys/class/net/eth1 ] && break; usleep 300000; done; pkill -f 'i eth1'; \
              ip addr flush dev eth1; ip link set eth1 up && ip addr add {PREFIX}.{number}.2/24 dev eth1"
         );
         run(console, &set).await.map(drop)
@@ -150,7 +150,7 @@ impl Lan {
     /// Waits until the connection has carried more than `before` numbers, and returns their number and the longest pause in
     /// seconds.
     pub(crate) async fn goes_on(&self, before: u64) -> Result<(u64, f64)> {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(120);
         loop {
             let seen = self.node.run("cd /tmp/lan; cat log broken over 2>/dev/null; true").await?;
             let entries: Vec<(u64, f64)> = seen

@@ -1,7 +1,7 @@
 //! Presets.
 
 use anyhow::ensure;
-use ferrovirt_e2e_tests::story;
+use ferrovirt_e2e_tests::{TIMEOUT, story};
 use serde_json::json;
 
 #[test]
@@ -37,7 +37,7 @@ spec:
                 ensure!(annotation == "kubevirt.io/v1", "the annotation of the preset is missing: {}", vmi["metadata"]);
                 break;
             }
-            ensure!(applied.elapsed().as_secs() < 20, "the preset is not applied: {}", vmi["spec"]);
+            ensure!(applied.elapsed() < TIMEOUT, "the preset is not applied: {}", vmi["spec"]);
         }
         println!("a preset is in effect {} ms after its creation", applied.elapsed().as_millis());
         let other = s.dry_run(&vm("small")).await?;
@@ -52,7 +52,7 @@ spec:
             if message.contains("presets 'larger' and 'large' conflict: spec.cpu") {
                 break;
             }
-            ensure!(applied.elapsed().as_secs() < 60, "conflicting presets are not refused: {message}");
+            ensure!(applied.elapsed() < 2 * TIMEOUT, "conflicting presets are not refused: {message}");
         }
         Ok(())
     });

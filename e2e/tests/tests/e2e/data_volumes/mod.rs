@@ -16,7 +16,7 @@ use ferrovirt_e2e_tests::{Story, own_cluster, skip, storage::delete_vmis_after};
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-pub(crate) const MINUTES: Duration = Duration::from_secs(180);
+pub(crate) const MINUTES: Duration = Duration::from_secs(300);
 /// Size of the disk of [`server`] in bytes, and its SHA-256.
 pub(crate) const SIZE: u64 = 16 << 20;
 pub(crate) const SHA256: &str = "a9861c6de4711ea52609ecbda2f8103a3788c38a59285f1a96b58dd7f9a232bb";

@@ -25,7 +25,7 @@ pub(crate) use self::{
 use crate::{live_resize::run, moves::console, rows::chosen};
 
 /// Time for a step of a change, under emulation and while a process of Kubernetes starts again.
-pub(crate) const MINUTES: Duration = Duration::from_secs(180);
+pub(crate) const MINUTES: Duration = Duration::from_secs(300);
 /// The VMI of the rows.
 pub(crate) const GUEST: &str = "guest";
 /// A sample has every so many rows of a table.

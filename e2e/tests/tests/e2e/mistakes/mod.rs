@@ -17,7 +17,7 @@ const ROWS: &str = include_str!("rows.yaml");
 /// Pause between looks, which are commands.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Time limit for the answers: on one node, a kubelet without DNS gives up on two images, one after the other.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(360);
 /// More than the user data that fits in a VM.
 const MUCH: usize = 2100;
 /// Row that needs secondary networks.

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::{data_volumes::condition, manifests};
 
 /// Time for a change of a pool.
-pub(crate) const MINUTES: Duration = Duration::from_secs(180);
+pub(crate) const MINUTES: Duration = Duration::from_secs(300);
 /// Longer than the controller takes to notice a change.
 const A_WHILE: Duration = Duration::from_secs(5);
 /// The finalizer of pools and their VMs.
