@@ -14,7 +14,7 @@ use crate::{
 const NAMESPACE: &str = "ferrovirt-demo";
 /// Name of the VM in `examples/vm-tiny.yaml`.
 const NAME: &str = "tiny";
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Memory in KiB that must be available for a second node: the cluster and some small guests need half of it.
 const TWO_NODES: u64 = 4 << 20;
 

@@ -17,7 +17,7 @@ const OWN_REGISTRY: &str = "ferrovirt.io";
 /// Tag of the images of this working tree. The chart's default is that of a release.
 const TAG: &str = "devel";
 /// Time limit for everything to become available.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(480);
 
 /// Installs or upgrades Ferrovirt.
 ///
@@ -34,7 +34,7 @@ pub fn install(plan: &Plan, target: &Target, progress: &Progress) -> Result<()> 
     let chart = plan.workspace.join("charts/ferrovirt");
     let mut helm = target.helm(&["upgrade", "--install", "ferrovirt"]);
     helm.arg(chart)
-        .args(["--namespace", INSTALLATION_NAMESPACE, "--create-namespace", "--timeout", "3m"])
+        .args(["--namespace", INSTALLATION_NAMESPACE, "--create-namespace", "--timeout", "8m"])
         .args(["--set", &format!("image.registry={registry},image.tag={TAG}")])
         // A story follows the strategy for roles.
         .args(["--set", "rbac.manageAggregation=true"])
@@ -106,7 +106,7 @@ fn wait_until_available(target: &Target, progress: &Progress) -> Result<()> {
     for workload in ["deployment/virt-api", "deployment/virt-controller", "daemonset/virt-handler"] {
         kubectl.run(
             &format!("waiting for {workload}"),
-            &["rollout", "status", workload, "-n", INSTALLATION_NAMESPACE, "--timeout=120s", "--request-timeout=0"],
+            &["rollout", "status", workload, "-n", INSTALLATION_NAMESPACE, "--timeout=300s", "--request-timeout=0"],
         )?;
     }
     Ok(())

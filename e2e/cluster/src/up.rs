@@ -26,9 +26,9 @@ use crate::{
 };
 
 /// Time limit for the API server to become ready.
-const API_LIMIT: Duration = Duration::from_secs(90);
+const API_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit for a node to become ready.
-const NODE_LIMIT: Duration = Duration::from_secs(90);
+const NODE_LIMIT: Duration = Duration::from_secs(240);
 /// The same for the node in a VM under emulation.
 const VM_LIMIT: Duration = Duration::from_secs(300);
 /// Polling interval.
@@ -329,7 +329,7 @@ fn start_init(namespace: &str, init: &Init, folder: &Path, log: &Path) -> Result
     let mut child = command.spawn().map_err(|source| start_error(&step, &command, source))?;
     wait(
         &step,
-        Duration::from_secs(10),
+        Duration::from_secs(60),
         Duration::from_millis(20),
         || {
             let ended = child.try_wait().map_err(|source| start_error(&step, &command, source))?;
@@ -418,7 +418,7 @@ fn finish_node(plan: &Plan, node: &Node, bin: &Path, kubectl: &Kubectl, progress
 fn wait_for_namespace(plan: &Plan, kubectl: &Kubectl) -> Result<()> {
     wait(
         "waiting for the default service account",
-        Duration::from_secs(60),
+        Duration::from_secs(180),
         INTERVAL,
         || Ok(kubectl.answer("reading it", &["get", "serviceaccount", "default", "-n", "default"])?.is_some()),
         || log_tail(&plan.logs().join("kube-controller-manager.log")),

@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::{body::Frame, client::conn::http1::SendRequest};
 use kube::api::AttachedProcess;
 
-/// Time limit for a connection or an answer; kube-apiserver waits five seconds for an answer.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for a connection or an answer on a busy host; kube-apiserver waits five seconds for an answer.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest answer that is read.
 const MAX_ANSWER: usize = 16 << 20;
 

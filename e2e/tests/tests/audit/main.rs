@@ -61,7 +61,8 @@ fn each_service_account_uses_its_rights_and_no_other() -> Result<()> {
 fn namespaces_of_stories_end() -> Result<()> {
     runtime()?.block_on(async {
         let namespaces = Api::<Namespace>::all(connect().await?);
-        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        // That of the last story has just been deleted.
+        let deadline = tokio::time::Instant::now() + 3 * TIMEOUT;
         loop {
             let left = namespaces.list(&ListParams::default().labels("ferrovirt.io/e2e")).await?.items;
             if left.is_empty() {

@@ -32,7 +32,11 @@ fn a_thousand_concurrent_reviews_are_answered() {
                     None => endpoint.connect().await?,
                 };
                 for review in &questions {
-                    let answer = connection.review(review.path, review.body()).await?;
+                    let answer = match connection.review(review.path, review.body()).await {
+                        Ok(answer) => answer,
+                        // The server closes a connection that was silent for seconds, as the first ones on a busy host.
+                        Err(_) => endpoint.connect().await?.review(review.path, review.body()).await?,
+                    };
                     response(&answer, &review.uid)?;
                 }
                 Ok::<usize, anyhow::Error>(questions.len())
