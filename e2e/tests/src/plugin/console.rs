@@ -162,10 +162,11 @@ impl Console {
             bail!("the password is wrong");
         }
         // Messages of the boot may look like a prompt, such as the picture of a host key that cloud-init prints. Input before
-        // the real one is lost, so the first command is repeated.
+        // the real one is lost, so the first command is repeated. It keeps the kernel of a guest on a busy host from reporting
+        // stalls in the midst of later output.
         let mut attempts = 1;
         let (_, status) = loop {
-            match self.run_within("true", BEGIN_LIMIT).await {
+            match self.run_within("dmesg -n 1 2>/dev/null; true", BEGIN_LIMIT).await {
                 Err(error) if attempts == LOGIN_ATTEMPTS => return Err(error.context("log in")),
                 Err(_) => attempts += 1,
                 Ok(answer) => break answer,

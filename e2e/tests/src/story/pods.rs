@@ -9,11 +9,16 @@ use kube::{
     api::{AttachParams, LogParams},
 };
 use serde_json::Value;
-use tokio::{io::AsyncReadExt, time::timeout};
+use tokio::{
+    io::AsyncReadExt,
+    time::{Instant, sleep, timeout},
+};
 
 use super::Story;
 use crate::environment::TIMEOUT;
 
+/// Time in which a busy kubelet can refuse a command.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of a command in a pod.
 const EXEC_LIMIT: Duration = Duration::from_secs(240);
 
@@ -99,8 +104,14 @@ async fn exec_with(pods: &Api<Pod>, pod: &str, command: &[&str], params: AttachP
 
 async fn exec_unlimited(pods: &Api<Pod>, pod: &str, command: &[&str], params: AttachParams) -> Result<String> {
     let params = params.stdout(true).stderr(true);
-    let mut process =
-        pods.exec(pod, command.iter().copied(), &params).await.with_context(|| format!("exec in {pod}"))?;
+    let deadline = Instant::now() + CONNECT_LIMIT;
+    let mut process = loop {
+        match pods.exec(pod, command.iter().copied(), &params).await {
+            // The command has not begun.
+            Err(_) if Instant::now() < deadline => sleep(Duration::from_millis(500)).await,
+            process => break process.with_context(|| format!("exec in {pod}"))?,
+        }
+    };
     let mut stdout = process.stdout().context("no standard output")?;
     let mut stderr = process.stderr().context("no standard error")?;
     let status = process.take_status().context("no status")?;

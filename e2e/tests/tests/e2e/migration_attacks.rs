@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::{
     cve_launcher_socket::{Intruder, refuses_descriptors},
-    moves::{alone, begin, console, has_ended, two_nodes, vm},
+    moves::{MINUTES, alone, begin, console, has_ended, two_nodes, vm},
     virt_handlers,
     witness::Witness,
 };
@@ -122,8 +122,8 @@ fn launcher_that_sends_garbage_harms_no_other_vm() {
             ensure!(grown < 32 * 1024, "{node}: virt-handler takes {grown} KiB more");
         }
         if !has_ended(&s.get("vmim", &migration).await?) {
-            s.virt(&["migrate-cancel", "prey"]).await?;
-            s.wait_gone("vmim", &migration, Duration::from_secs(180)).await?;
+            s.delete("vmim", &migration).await?;
+            s.wait_gone("vmim", &migration, MINUTES).await?;
         }
         intruder
             .run("killall hostile-launcher; rm -f migration-sock; [ ! -e aside ] || mv aside migration-sock")
