@@ -124,17 +124,33 @@ async fn printed(s: &Story, words: &[&str]) -> Result<String> {
     in_time(async || s.virt(words).await).await
 }
 
+/// Waits until the information about the guest is as it should be: its parts come one after the other.
+async fn wait_info(s: &Story, is_right: impl Fn(&Value) -> bool) -> Result<()> {
+    let deadline = Instant::now() + MINUTES;
+    loop {
+        let info: Value = serde_json::from_str(&printed(s, &["guestosinfo", "deb"]).await?)?;
+        if is_right(&info) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "guestosinfo: {info}");
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
 /// Writes a login record. The guest agent lists users from utmp, which `login` of Debian 13 does not write.
 const LOGGED_IN: &str = "python3 -c \"import struct, time; open('/run/utmp', 'wb').write(struct.pack( \
     'hi32s4s32s256shhiii36x', 7, 1, b'ttyS0', b'tyS0', b'root', b'', 0, 0, 0, int(time.time()), 0))\"";
 
 /// Checks the subresources that use the guest agent.
 async fn queries(s: &Story, console: &mut Console) -> Result<()> {
-    let info: Value = serde_json::from_str(&printed(s, &["guestosinfo", "deb"]).await?)?;
-    ensure!(info["os"]["id"] == "debian" && info["os"]["kernelRelease"].is_string(), "guestosinfo: {info}");
-    ensure!(info["guestAgentVersion"].is_string() && info["timezone"].is_string(), "guestosinfo: {info}");
-    let commands = info["supportedCommands"].as_array().map(Vec::as_slice).unwrap_or_default();
-    ensure!(commands.iter().any(|c| c["name"] == "guest-fsfreeze-freeze" && c["enabled"] == true), "{info}");
+    let is_complete = |info: &Value| {
+        let mut commands = info["supportedCommands"].as_array().into_iter().flatten();
+        let texts = [&info["os"]["kernelRelease"], &info["guestAgentVersion"], &info["timezone"]];
+        info["os"]["id"] == "debian"
+            && texts.iter().all(|text| text.is_string())
+            && commands.any(|c| c["name"] == "guest-fsfreeze-freeze" && c["enabled"] == true)
+    };
+    wait_info(s, is_complete).await?;
     let table = printed(s, &["guestosinfo", "deb", "-o", "table"]).await?;
     ensure!(table.starts_with("NAME") && table.contains("Debian"), "guestosinfo as a table: {table}");
 
@@ -264,8 +280,8 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     sleep(Duration::from_secs(3)).await;
     let (_, code) = console.run("test -e /run/written").await?;
     ensure!(code == 1, "a write went through while file systems were frozen");
-    let info: Value = serde_json::from_str(&printed(s, &["guestosinfo", "deb"]).await?)?;
-    ensure!(info["fsFreezeStatus"] == "frozen" && info["os"]["id"] == "debian", "guestosinfo while frozen: {info}");
+    let is_frozen = |info: &Value| info["fsFreezeStatus"] == "frozen" && info["os"]["id"] == "debian";
+    wait_info(s, is_frozen).await.context("while frozen")?;
     // A repeated freeze succeeds without effect.
     in_time(async || s.put(VMI, "freeze", &json!({"unfreezeTimeout": "5m"})).await).await?;
     backup_hook(s, "post").await?;
@@ -275,7 +291,7 @@ async fn freeze(s: &Story, console: &mut Console) -> Result<()> {
     wait_written(console).await?;
 
     let asked = Instant::now();
-    s.put(VMI, "freeze", &json!({"unfreezeTimeout": "15s"})).await?;
+    in_time(async || s.put(VMI, "freeze", &json!({"unfreezeTimeout": "15s"})).await).await?;
     s.wait("vmi", "deb", "be frozen again", TIMEOUT, is("frozen")).await?;
     s.wait("vmi", "deb", "thaw by itself", MINUTES, is("thawed")).await?;
     ensure!(asked.elapsed() >= Duration::from_secs(14), "it thawed before its time: {:?}", asked.elapsed());
@@ -293,8 +309,8 @@ async fn backup_hook(s: &Story, when: &str) -> Result<()> {
     ensure!(annotation("container")? == "compute", "the hook runs in another container");
     let command: Vec<String> = serde_json::from_str(&annotation("command")?)?;
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
-    s.exec(pod["metadata"]["name"].as_str().unwrap_or_default(), &command).await?;
-    Ok(())
+    let pod = pod["metadata"]["name"].as_str().context("pod without name")?;
+    in_time(async || s.exec(pod, &command).await).await.map(drop)
 }
 
 async fn wait_written(console: &mut Console) -> Result<()> {
