@@ -20,7 +20,7 @@ use crate::environment::patient;
 const OUTPUT_LIMIT: usize = 256 * 1024;
 /// Time limit until there is a prompt: the guest agent of a distribution connects minutes before one under emulation, beside
 /// other guests. On slow nodes, which have small guests alone, it is long enough, too.
-const LOGIN_LIMIT: Duration = Duration::from_secs(600);
+const LOGIN_LIMIT: Duration = Duration::from_secs(900);
 /// Attempts of a login, and to run the first command after it.
 const LOGIN_ATTEMPTS: u32 = 4;
 /// Time limit until a shell begins a command, where a prompt may stand instead.
