@@ -125,8 +125,8 @@ pub(crate) async fn arrived(s: &Story, before: &Value, migration: &str) -> Resul
     let transitions = migration["status"]["phaseTransitionTimestamps"].as_array().context("no phases")?;
     let phases: Vec<&str> = transitions.iter().filter_map(|transition| transition["phase"].as_str()).collect();
     // A busy virt-controller can learn of the end before it has seen the copy begin.
-    let is_due = |phase: &&str| !["TargetReady", "Running"].contains(phase) || phases.contains(phase);
-    ensure!(PHASES.iter().filter(|phase| is_due(*phase)).eq(phases.iter()), "phases: {phases:?}");
+    let due = PHASES.into_iter().filter(|phase| !["TargetReady", "Running"].contains(phase) || phases.contains(phase));
+    ensure!(due.eq(phases.iter().copied()), "phases: {phases:?}");
     let times: Vec<&str> = transitions.iter().filter_map(|one| one["phaseTransitionTimestamp"].as_str()).collect();
     ensure!(times.len() == phases.len() && times.is_sorted(), "times of the phases: {times:?}");
 
