@@ -56,7 +56,7 @@ fn one_guest_lives_whatever_is_killed_during_its_migration() {
     story_alone("migration-faults", async |s| {
         with_shared_disk(s, async |nodes| {
             let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-            run_migrations(s, nodes, rows, Has::Disk, |_| json!({"bandwidthPerMigration": "12Mi"})).await
+            run_migrations(s, nodes, rows, Has::Disk, |_| json!({"bandwidthPerMigration": "24Mi"})).await
         })
         .await
     });

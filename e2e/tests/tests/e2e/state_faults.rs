@@ -95,7 +95,7 @@ fn state_is_there_whatever_is_killed_while_it_moves_to_another_claim() {
         }
         start(s).await?;
         let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-        run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "12Mi"})).await?;
+        run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "24Mi"})).await?;
         s.delete("vm", GUEST).await
     });
 }
@@ -110,7 +110,7 @@ fn state_is_there_whatever_is_killed_while_its_vm_moves_in_a_shared_claim() {
             s.api("PersistentVolumeClaim").patch("shared", &PatchParams::default(), &label).await?;
             start(s).await?;
             let rows = chosen(migration_rows(VICTIMS, exists), SAMPLE)?;
-            run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "12Mi"})).await
+            run_migrations(s, &nodes, rows, Has::State, |_| json!({"bandwidthPerMigration": "24Mi"})).await
         });
         outcome.await
     });
