@@ -16,7 +16,7 @@ use crate::{
 
 const KIND: &str = "VirtualMachineSnapshot";
 /// Longest pause of the guest's writes: the limit of a freeze, and time for the guest agent under emulation.
-const LONGEST_PAUSE: f64 = 150.0;
+const LONGEST_PAUSE: f64 = 90.0;
 
 fn snapshot(name: &str, vm: &str, fields: &str) -> String {
     format!(

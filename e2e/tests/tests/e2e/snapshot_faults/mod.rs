@@ -30,7 +30,7 @@ const MINUTES: Duration = Duration::from_secs(300);
 /// Time for the end of an operation: the default deadline of a snapshot, and three minutes.
 const LIMIT: Duration = Duration::from_secs(480);
 /// Longest time between two writes of the guest in seconds: the limit of a freeze, and time for a thaw that is repeated.
-const LONGEST_GAP: f64 = 150.0;
+const LONGEST_GAP: f64 = 90.0;
 /// Seconds for which a lost node is silent. The control plane notices that after 50.
 const LOST_SECONDS: u64 = 75;
 /// A sample has every so many rows.
