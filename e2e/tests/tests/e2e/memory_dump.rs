@@ -88,7 +88,7 @@ async fn dumped(s: &Story, storage: &Storage) -> Result<()> {
         // An ELF core with the guest's memory, and the former one is gone.
         let look = format!(
             "cd {0}; ls; head -c 4 {file} | tail -c 3; echo; dd if={file} bs=1 skip=16 count=1 2>/dev/null | od -An -tu1; \
-             tr -d '\\000' < {file} | grep -c {WORD}; stat -c %s {file}",
+             grep -zc {WORD} {file}; stat -c %s {file}",
             storage.directory
         );
         let found = on_host(s, &storage.node, &look).await?;
