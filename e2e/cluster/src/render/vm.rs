@@ -22,8 +22,9 @@ const HUGE_PAGES: u32 = 64;
 /// Memory of the VM in MiB: 3 GiB and the huge pages.
 const MEMORY: u32 = 3072 + 2 * HUGE_PAGES;
 
-/// Further arguments of the kernel. Those after `net.ifnames` save time under emulation; see the README of the guests.
-const KERNEL_ARGUMENTS: &str = "root=LABEL=node rw console=ttyS0 net.ifnames=0 cryptomgr.notests noreplace-smp \
+/// Further arguments of the kernel. Those after `net.ifnames` save time under emulation; see the README of the guests. Without timers
+/// of high resolution, the sleeps of 20 µs of Go's runtime last a tick each: kubelet and containerd at rest take 14 % instead of 24 %.
+const KERNEL_ARGUMENTS: &str = "root=LABEL=node rw console=ttyS0 net.ifnames=0 highres=off cryptomgr.notests noreplace-smp \
     init_on_alloc=0 clearcpuid=erms nokaslr initcall_blacklist=jent_mod_init,crypto_kdf108_init,init_encrypted,\
     load_system_certificate_list,trace_eval_init,tracer_init_tracefs,init_kprobe_trace,ftrace_check_for_weak_functions";
 
