@@ -5,7 +5,12 @@ use api::{
     persistent_state,
 };
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::{Api, Client, api::ListParams};
+use kube::{
+    Api, Client, Resource,
+    api::{GetParams, ListParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::address;
 use crate::requests::error::{ApiError, Kind};
@@ -20,6 +25,14 @@ fn record(field: &'static str, uid: Option<&str>) {
     if let Some(uid) = uid {
         tracing::Span::current().record(field, uid);
     }
+}
+
+/// An object with its JSON, which also has the zero values that the types leave out. Tests of a JSON patch compare them.
+pub(crate) struct Stored<K> {
+    /// The object.
+    pub object: K,
+    /// Its JSON.
+    pub json: Value,
 }
 
 /// Reads objects of the API server.
@@ -59,6 +72,29 @@ impl Objects {
     /// Reads a VM.
     pub(crate) async fn vm(&self, namespace: &str, name: &str) -> Result<VirtualMachine, ApiError> {
         self.vm_opt(namespace, name).await?.ok_or_else(|| ApiError::not_found(Kind::VirtualMachine, name))
+    }
+
+    /// Reads a VM with its JSON.
+    pub(crate) async fn stored_vm(&self, namespace: &str, name: &str) -> Result<Stored<VirtualMachine>, ApiError> {
+        let found = stored(self.vms(namespace), name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vm [{name}]: {}", message(&error))))?;
+        let found = found.ok_or_else(|| ApiError::not_found(Kind::VirtualMachine, name))?;
+        record("vm_uid", found.object.metadata.uid.as_deref());
+        Ok(found)
+    }
+
+    /// Reads a VMI with its JSON. It may be missing.
+    pub(crate) async fn stored_vmi_opt(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Stored<VirtualMachineInstance>>, ApiError> {
+        let found = stored(self.vmis(namespace), name)
+            .await
+            .map_err(|error| ApiError::Internal(format!("unable to retrieve vmi [{name}]: {}", message(&error))))?;
+        record("vmi_uid", found.as_ref().and_then(|found| found.object.metadata.uid.as_deref()));
+        Ok(found)
     }
 
     /// Reads a VMI that may be missing.
@@ -115,6 +151,22 @@ impl Objects {
     pub(crate) async fn pod_opt(&self, namespace: &str, name: &str) -> Result<Option<Pod>, ApiError> {
         let pod = Api::<Pod>::namespaced(self.client.clone(), namespace).get_opt(name).await;
         pod.map_err(|error| ApiError::Internal(format!("unable to retrieve pod [{name}]: {}", message(&error))))
+    }
+}
+
+/// Reads an object with its JSON. It may be missing.
+async fn stored<K>(api: Api<K>, name: &str) -> kube::Result<Option<Stored<K>>>
+where
+    K: Resource + DeserializeOwned,
+{
+    let request = kube::core::Request::new(api.resource_url()).get(name, &GetParams::default());
+    match api.into_client().request::<Value>(request.map_err(kube::Error::BuildRequest)?).await {
+        Ok(json) => {
+            let object = serde_json::from_value(json.clone()).map_err(kube::Error::SerdeError)?;
+            Ok(Some(Stored { object, json }))
+        }
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

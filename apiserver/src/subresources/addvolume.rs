@@ -33,12 +33,12 @@ async fn serve_of_vm(call: Call<'_>, request: Request<Body>) -> Result<Response,
     check_gates(&call.context.config.current())?;
     let (request, dry_run): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Add(&request))?;
-    change_vm(call, &call.vm().await?, Change::Add(&request), dry_run).await
+    change_vm(call, &call.stored_vm().await?, Change::Add(&request), dry_run).await
 }
 
 async fn serve_of_vmi(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     check_gates(&call.context.config.current())?;
     let (request, dry_run): (AddVolumeRequest, bool) = call.options_with_dry_run(request).await?;
     check_request(Change::Add(&request))?;
-    change_vmi(call, &call.vmi().await?, Change::Add(&request), dry_run).await
+    change_vmi(call, &call.stored_vmi().await?, Change::Add(&request), dry_run).await
 }

@@ -13,7 +13,7 @@ use crate::{
     clients::{
         ComponentError,
         handler::{HandlerClient, VmiOnNode},
-        objects::Objects,
+        objects::{Objects, Stored},
     },
     metrics::Metrics,
     requests::{
@@ -104,8 +104,25 @@ impl<'a> Call<'a> {
     pub(crate) async fn vmi(self) -> Result<VirtualMachineInstance, ApiError> {
         match self.vmi_opt().await? {
             Some(vmi) => Ok(vmi),
-            None => Err(vmi_checks::missing(&self.object.name, self.vm_opt().await.ok().flatten().as_ref())),
+            None => Err(self.missing_vmi().await),
         }
+    }
+
+    /// Reads the VM with its JSON.
+    pub(crate) async fn stored_vm(self) -> Result<Stored<VirtualMachine>, ApiError> {
+        self.context.objects.stored_vm(&self.object.namespace, &self.object.name).await
+    }
+
+    /// Reads the VMI with its JSON. An error names the state of the VM.
+    pub(crate) async fn stored_vmi(self) -> Result<Stored<VirtualMachineInstance>, ApiError> {
+        match self.context.objects.stored_vmi_opt(&self.object.namespace, &self.object.name).await? {
+            Some(vmi) => Ok(vmi),
+            None => Err(self.missing_vmi().await),
+        }
+    }
+
+    async fn missing_vmi(self) -> ApiError {
+        vmi_checks::missing(&self.object.name, self.vm_opt().await.ok().flatten().as_ref())
     }
 
     /// Reads the VMI if there is one.

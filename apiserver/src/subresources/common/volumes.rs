@@ -20,7 +20,10 @@ use serde_json::{Value, json};
 
 use super::{call::Call, vmi_checks};
 use crate::{
-    clients::{objects::message, patches},
+    clients::{
+        objects::{Stored, message},
+        patches,
+    },
     requests::error::{ApiError, Kind, empty_response},
 };
 
@@ -153,24 +156,27 @@ fn changed(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> (Vec<Volume
     (volumes, disks)
 }
 
-/// Returns the patch of the spec below `root`. It tests the lists that it replaces. An empty list can be stored or absent, so
-/// that the version of the object is tested in its place.
-fn patch(root: &str, version: Option<&str>, spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Patch {
-    let replaced = |path: &str, old: Value, value: Value| {
-        let pointer = |path: &str| PointerBuf::parse(path).unwrap_or_default();
+/// Returns the patch of the spec below `root` of a stored object. It tests the lists that it replaces as they are stored. An empty
+/// list can be stored or absent, so that the version of the object is tested in its place.
+fn patch(root: &str, stored: &Value, spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Patch {
+    let pointer = |path: &str| PointerBuf::parse(path).unwrap_or_default();
+    let replaced = |path: &str, value: Value| {
+        let old =
+            stored.pointer(&format!("{root}{path}")).filter(|old| old.as_array().is_some_and(|old| !old.is_empty()));
         let path = pointer(&format!("{root}{path}"));
-        if old.as_array().is_none_or(Vec::is_empty) {
-            let test = TestOperation { path: pointer("/metadata/resourceVersion"), value: json!(version) };
-            [PatchOperation::Test(test), PatchOperation::Add(AddOperation { path, value })]
-        } else {
-            let test = TestOperation { path: path.clone(), value: old };
+        if let Some(old) = old {
+            let test = TestOperation { path: path.clone(), value: old.clone() };
             [PatchOperation::Test(test), PatchOperation::Replace(ReplaceOperation { path, value })]
+        } else {
+            let version = "/metadata/resourceVersion";
+            let current = stored.pointer(version).cloned().unwrap_or_default();
+            let test = TestOperation { path: pointer(version), value: current };
+            [PatchOperation::Test(test), PatchOperation::Add(AddOperation { path, value })]
         }
     };
     let (volumes, disks) = changed(spec, change);
-    let [test_volumes, volumes] = replaced("/spec/volumes", json!(spec.volumes), json!(volumes));
-    let known = json!(spec.domain.devices.disks);
-    let [test_disks, disks] = replaced("/spec/domain/devices/disks", known, json!(disks));
+    let [test_volumes, volumes] = replaced("/spec/volumes", json!(volumes));
+    let [test_disks, disks] = replaced("/spec/domain/devices/disks", json!(disks));
     Patch(vec![test_volumes, test_disks, volumes, disks])
 }
 
@@ -188,13 +194,13 @@ fn refused(what: &str, error: &kube::Error) -> ApiError {
 /// Changes the template of a VM. The running VMI follows it.
 pub(crate) async fn change_vm(
     call: Call<'_>,
-    vm: &VirtualMachine,
+    vm: &Stored<VirtualMachine>,
     change: Change<'_>,
     dry_run: bool,
 ) -> Result<Response, ApiError> {
-    check_vm(vm, change)?;
-    let spec = vm.spec.template.spec.clone().unwrap_or_default();
-    let patch = patch("/spec/template", vm.metadata.resource_version.as_deref(), &spec, change);
+    check_vm(&vm.object, change)?;
+    let spec = vm.object.spec.template.spec.clone().unwrap_or_default();
+    let patch = patch("/spec/template", &vm.json, &spec, change);
     let params = PatchParams { dry_run, ..PatchParams::default() };
     let vms = call.context.objects.vms(&call.object.namespace);
     patches::send(vms, None, &call.object.name, &params, patch).await.map_err(|error| refused("vm", &error))?;
@@ -204,12 +210,12 @@ pub(crate) async fn change_vm(
 /// Changes a VMI.
 pub(crate) async fn change_vmi(
     call: Call<'_>,
-    vmi: &VirtualMachineInstance,
+    vmi: &Stored<VirtualMachineInstance>,
     change: Change<'_>,
     dry_run: bool,
 ) -> Result<Response, ApiError> {
-    check_vmi(vmi, change)?;
-    let patch = patch("", vmi.metadata.resource_version.as_deref(), &vmi.spec, change);
+    check_vmi(&vmi.object, change)?;
+    let patch = patch("", &vmi.json, &vmi.object.spec, change);
     let params = PatchParams { dry_run, ..PatchParams::default() };
     let vmis = call.context.objects.vmis(&call.object.namespace);
     patches::send(vmis, None, &call.object.name, &params, patch).await.map_err(|error| refused("vmi", &error))?;
@@ -347,7 +353,8 @@ mod tests {
     }
 
     fn patched(spec: &Value, change: Change<'_>) -> Value {
-        json!(patch("/spec/template", Some("7"), &serde_json::from_value(spec.clone()).unwrap(), change))
+        let stored = json!({"metadata": {"resourceVersion": "7"}, "spec": {"template": {"spec": spec}}});
+        json!(patch("/spec/template", &stored, &serde_json::from_value(spec.clone()).unwrap(), change))
     }
 
     #[test]
@@ -380,6 +387,26 @@ mod tests {
                 ])
             );
         }
+    }
+
+    #[test]
+    fn lists_are_tested_as_they_are_stored() {
+        let volumes = json!([
+            {"name": "root", "persistentVolumeClaim": {"claimName": "r", "hotpluggable": false}},
+            {"name": "scratch", "emptyDisk": {"capacity": 1_073_741_824}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}},
+        ]);
+        let disks = json!([
+            {"name": "root", "disk": {"bus": "virtio", "readonly": false}},
+            {"name": "scratch", "disk": {}},
+            {"name": "data", "disk": {"bus": "scsi"}},
+        ]);
+        let spec = json!({"volumes": volumes, "domain": {"devices": {"disks": disks}}});
+        let patch = patched(&spec, Change::Remove(&remove("data")));
+        assert_eq!(patch[0]["op"], "test");
+        assert_eq!(patch[0]["value"], volumes);
+        assert_eq!(patch[1]["op"], "test");
+        assert_eq!(patch[1]["value"], disks);
     }
 
     #[test]
