@@ -98,7 +98,7 @@ fn guest_port(path: &str) -> Result<GuestPort, PortError> {
     Ok(GuestPort { port, protocol })
 }
 
-/// Rejects a VMI that is not running, or not on the pod network.
+/// Rejects a VMI that is not running, or not on the primary network of its pod.
 fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
     if vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is paused"));
@@ -110,7 +110,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
     let networks = &vmi.spec.networks;
     let on_pod_network = networks
         .iter()
-        .filter(|network| network.pod.is_some())
+        .filter(|network| network.is_primary())
         .any(|network| vmi.spec.domain.devices.interfaces.iter().any(|interface| interface.name == network.name));
     if on_pod_network {
         Ok(())
@@ -193,6 +193,8 @@ mod tests {
         let pod = json!([{"name": "default", "pod": {}}]);
         let up = json!({"phase": "Running", "interfaces": [{"name": "default"}]});
         assert_eq!(decide(&vmi(pod.clone(), up.clone())), Ok(()));
+        let default = json!([{"name": "default", "multus": {"networkName": "n", "default": true}}]);
+        assert_eq!(decide(&vmi(default, up.clone())), Ok(()));
         assert_eq!(
             decide(&vmi(pod.clone(), json!({}))),
             Err(ApiError::BadRequest("no network interfaces are present".into()))
