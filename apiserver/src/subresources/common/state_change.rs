@@ -41,8 +41,8 @@ use crate::{
     requests::error::{ApiError, Kind, empty_response},
 };
 
-/// Message of kube-apiserver for a failed test of a JSON patch.
-const TEST_FAILED: &str = "jsonpatch test operation does not apply";
+/// Message of kube-apiserver, with status 422, for a JSON patch whose tests fail. It does not name the reason.
+const TEST_FAILED: &str = "the server rejected our request due to an error in our request";
 /// Message for a VM without a running VMI.
 pub(crate) const NOT_RUNNING: &str = "VM is not running";
 /// Message for a VM after a failed volume migration.
@@ -225,7 +225,7 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
     if let Some(patch) = plan.vmi {
         patches::send(objects.vmis(namespace), None, name, &params, patch.apply)
             .await
-            .map_err(|error| refusal(&error))?;
+            .map_err(|error| refused(Kind::VirtualMachineInstance, name, &error))?;
         undo = patch.undo;
     }
     let vms = objects.vms(namespace);
@@ -241,12 +241,38 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
             tracing::warn!(namespace, name, error = message(&error), "grace period was not restored");
         }
     }
-    let text = message(&error);
-    if text.contains(TEST_FAILED) {
-        Err(ApiError::conflict(Kind::VirtualMachine, name, text))
-    } else if matches!(&error, kube::Error::Api(status) if status.code == 404) {
+    if matches!(&error, kube::Error::Api(status) if status.code == 404) {
         Err(ApiError::not_found(Kind::VirtualMachine, name))
     } else {
-        Err(refusal(&error))
+        Err(refused(Kind::VirtualMachine, name, &error))
+    }
+}
+
+/// Returns the answer for a patch that the API server refused: 409 if another client has changed the object since it was read.
+fn refused(kind: Kind, name: &str, error: &kube::Error) -> ApiError {
+    match error {
+        kube::Error::Api(status) if status.code == 422 && status.message == TEST_FAILED => {
+            ApiError::conflict(kind, name, TEST_FAILED)
+        }
+        error => refusal(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_test_of_a_patch_is_a_conflict() {
+        let answer = |code, text: &str| {
+            let status = kube::core::Status::failure(text, "Invalid").with_code(code);
+            refused(Kind::VirtualMachine, "a", &kube::Error::Api(status.boxed()))
+        };
+        assert_eq!(answer(422, TEST_FAILED), ApiError::conflict(Kind::VirtualMachine, "a", TEST_FAILED));
+        let invalid = "VirtualMachine.kubevirt.io \"a\" is invalid: spec.runStrategy: Unsupported value";
+        assert_eq!(answer(422, invalid), ApiError::Internal(invalid.to_owned()));
+        let denied = "admission webhook \"a.kubevirt.io\" denied the request: no";
+        assert_eq!(answer(422, denied), ApiError::BadRequest("no".to_owned()));
+        assert_eq!(answer(500, TEST_FAILED), ApiError::Internal(TEST_FAILED.to_owned()));
     }
 }
