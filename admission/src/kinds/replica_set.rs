@@ -12,6 +12,11 @@ use crate::{
 pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let set: VirtualMachineInstanceReplicaSet = context.object()?;
     let old: Option<VirtualMachineInstanceReplicaSet> = context.old_object()?;
+    // The end of a replica set, and changes of metadata, wait for no repair of a template that was stored earlier.
+    let is_same = old.as_ref().is_some_and(|old| semantic::equal(&set.spec, &old.spec));
+    if set.metadata.deletion_timestamp.is_some() || is_same {
+        return Ok(context.allowed());
+    }
     let is_component = context.is_component();
     let mut errors = field_errors(&set, old.as_ref(), context.config, is_component);
     let former = old.as_ref().map(|old| &old.spec.template);
@@ -48,8 +53,11 @@ pub fn field_errors(
     if old.is_none_or(|old| old.spec.template.metadata != *metadata) {
         errors.extend(rules::metadata::validate("spec.template.metadata", metadata, config, is_component));
     }
-    errors.extend(rules::grace::validate_annotations("spec.template.metadata", metadata, spec, config));
-    errors.extend(rules::validate_spec(root, spec, config));
+    let creates_vmis = old.is_none_or(|old| changes_template_or_grows(set, old));
+    if creates_vmis {
+        errors.extend(rules::grace::validate_annotations("spec.template.metadata", metadata, spec, config));
+        errors.extend(rules::validate_spec(root, spec, config));
+    }
     rules::label_selector::validate_match(&set.spec.selector, metadata.labels.as_ref(), &mut errors);
     if set.spec.replicas.is_some_and(|replicas| replicas < 0) {
         errors.invalid("spec.replicas", "spec.replicas must be greater than or equal to 0.");
@@ -58,17 +66,15 @@ pub fn field_errors(
         errors.extend(rules::discontinued_gates(spec, config));
     }
     errors.or_else(|errors| {
-        let mut missing = FieldErrors::new();
-        unsupported::spec(root, spec, config, &mut missing);
-        rules::metadata::validate_supported("spec.template.metadata", metadata, &mut missing);
-        if !missing.is_empty() && old.is_none_or(|old| changes_template_or_grows(set, old)) {
-            errors.extend(missing);
+        if creates_vmis {
+            unsupported::spec(root, spec, config, errors);
+            rules::metadata::validate_supported("spec.template.metadata", metadata, errors);
         }
     })
 }
 
-/// Returns true if a change modifies the template or adds replicas. A replica set with stored unsupported fields can still be
-/// scaled down, labelled or deleted.
+/// Returns true if a change modifies the template or adds replicas. A replica set whose stored template has unsupported fields or
+/// breaks a rule can still be scaled down, labelled or deleted.
 fn changes_template_or_grows(set: &VirtualMachineInstanceReplicaSet, old: &VirtualMachineInstanceReplicaSet) -> bool {
     let replicas = |set: &VirtualMachineInstanceReplicaSet| set.spec.replicas.unwrap_or(1);
     replicas(set) > replicas(old) || !semantic::equal(&set.spec.template, &old.spec.template)
@@ -138,5 +144,19 @@ mod tests {
         assert_eq!(refused(&set(1, display()), Some(&old)), Vec::<String>::new());
         assert_eq!(refused(&set(4, display()), Some(&old)), [field]);
         assert_eq!(refused(&set(3, display()), Some(&set(3, json!({})))), [field]);
+    }
+
+    #[test]
+    fn stored_replica_set_whose_template_breaks_a_rule_can_be_scaled_down() {
+        let refused = |set: &VirtualMachineInstanceReplicaSet, old: Option<&VirtualMachineInstanceReplicaSet>| {
+            let errors = field_errors(set, old, &ClusterConfig::default(), false);
+            errors.as_slice().iter().map(|error| error.field.clone()).collect::<Vec<_>>()
+        };
+        let broken = |replicas: u32| set(replicas, json!({"hostname": "Web"}));
+        let (old, field) = (broken(3), "spec.template.spec.hostname");
+        assert_eq!(refused(&broken(1), Some(&old)), Vec::<String>::new());
+        assert_eq!(refused(&broken(4), Some(&old)), [field]);
+        assert_eq!(refused(&broken(3), Some(&set(3, json!({})))), [field]);
+        assert_eq!(refused(&set(1, json!({"hostname": "Other"})), Some(&old)), [field]);
     }
 }

@@ -105,6 +105,29 @@ fn replica_set_selects_its_own_vmis() {
 }
 
 #[test]
+fn stored_replica_set_that_breaks_a_rule_can_end() {
+    let broken = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": "r", "finalizers": ["foregroundDeletion"]},
+        "spec": {
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "db"}}, "spec": vmi()["spec"]},
+        },
+    });
+    let call = |change: Value| {
+        let mut object = broken.clone();
+        json_patch::merge(&mut object, &change);
+        Call::new("/virtualmachinereplicaset-validate", "virtualmachineinstancereplicasets", "UPDATE", object)
+            .was(broken.clone())
+    };
+    call(json!({"metadata": {"labels": {"a": "b"}}})).allowed();
+    call(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": null}})).allowed();
+    call(json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 0}})).allowed();
+    call(json!({"spec": {"replicas": 2}})).refused("selector does not match labels.");
+}
+
+#[test]
 fn fields_of_a_preset_are_validated() {
     let call = |object| Call::new("/vmipreset-validate", "virtualmachineinstancepresets", "CREATE", object);
     call(preset("p", json!({"devices": {"tpm": {}}, "cpu": {"cores": 2}}))).allowed();
