@@ -31,6 +31,17 @@ pub fn object_name(text: &str, end: &str) -> String {
     format!("{}{end}", shortened(text, NAME_LIMIT.saturating_sub(end.len())))
 }
 
+/// Returns `{text}{end}` as a DNS label. Dots that `text` may contain as the name of an object become hyphens.
+pub fn dns_label(text: &str, end: &str) -> String {
+    let limit = LABEL_LIMIT.saturating_sub(end.len());
+    if text.len() <= limit && !text.contains('.') {
+        return format!("{text}{end}");
+    }
+    let label = text.replace('.', "-");
+    let beginning = label.get(..limit.saturating_sub(HASH_LENGTH)).unwrap_or(&label);
+    format!("{}{end}", hashed(beginning, text))
+}
+
 fn beginning(text: &str, limit: usize) -> &str {
     text.get(..limit.saturating_sub(HASH_LENGTH)).unwrap_or_default()
 }
@@ -76,6 +87,12 @@ mod tests {
                 assert!(is_object_name(&derived) && derived.ends_with(end), "{derived}");
                 assert_eq!(derived == format!("{name}{end}"), length + end.len() <= NAME_LIMIT);
                 assert!(is_object_name(&shortened(&name, LABEL_LIMIT)));
+                let end = "-access-cred";
+                let label = dns_label(&name, end);
+                assert!(is_object_name(&label) && !label.contains('.') && label.ends_with(end), "{label}");
+                assert!(label.len() <= LABEL_LIMIT, "{label}");
+                let fits = length + end.len() <= LABEL_LIMIT && !name.contains('.');
+                assert_eq!(label == format!("{name}{end}"), fits, "{name}");
             }
         }
     }
@@ -85,6 +102,8 @@ mod tests {
         let (first, second) = (format!("{}1", "a".repeat(200)), format!("{}2", "a".repeat(200)));
         assert_ne!(label_value(&first), label_value(&second));
         assert_ne!(object_name(&first, &"-".repeat(100)), object_name(&second, &"-".repeat(100)));
+        assert_ne!(dns_label(&first, "-c"), dns_label(&second, "-c"));
+        assert_ne!(dns_label("a.b", "-c"), dns_label("a-b", "-c"));
     }
 
     #[test]

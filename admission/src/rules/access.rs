@@ -1,6 +1,6 @@
 //! Access credentials of guests.
 
-use api::VirtualMachineInstanceSpec;
+use api::{VirtualMachineInstanceSpec, vmi::access::AccessCredentialSecretSource};
 
 use crate::context::FieldErrors;
 
@@ -34,14 +34,14 @@ pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &m
             }
             let methods = [method.no_cloud.is_some(), method.config_drive.is_some(), method.qemu_guest_agent.is_some()];
             let methods = methods.iter().filter(|set| **set).count();
-            validate_one_of_each(&path, &field, key.source.secret.is_some(), methods == 1, errors);
+            validate_one_of_each(&path, &field, key.source.secret.as_ref(), methods == 1, errors);
         }
         if let Some(password) = &credential.user_password {
             let by_agent = password.propagation_method.qemu_guest_agent.is_some();
             validate_one_of_each(
                 &path,
                 &format!("{path}.userPassword"),
-                password.source.secret.is_some(),
+                password.source.secret.as_ref(),
                 by_agent,
                 errors,
             );
@@ -53,9 +53,21 @@ pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &m
 }
 
 /// Validates that a credential has one source and one propagation method.
-fn validate_one_of_each(path: &str, field: &str, source: bool, method: bool, errors: &mut FieldErrors) {
-    if !source {
-        errors.invalid(format!("{field}.source"), format!("{path} must have exactly one source set"));
+fn validate_one_of_each(
+    path: &str,
+    field: &str,
+    secret: Option<&AccessCredentialSecretSource>,
+    method: bool,
+    errors: &mut FieldErrors,
+) {
+    match secret {
+        None => errors.invalid(format!("{field}.source"), format!("{path} must have exactly one source set")),
+        Some(secret) if secret.secret_name.is_empty() => {
+            let field = format!("{field}.source.secret.secretName");
+            let message = format!("{field} is a required field");
+            errors.invalid(field, message);
+        }
+        Some(_) => {}
     }
     if !method {
         let message = format!("{path} must have exactly one propagationMethod set");
@@ -104,6 +116,12 @@ mod tests {
             ),
             &format!("{A}.sshPublicKey.propagationMethod.qemuGuestAgent.users"),
             "requires at least one user",
+        );
+        let unnamed = json!({"secret": {"secretName": ""}});
+        refuses(
+            credential(json!({"userPassword": {"source": unnamed, "propagationMethod": {"qemuGuestAgent": {}}}})),
+            &format!("{A}.userPassword.source.secret.secretName"),
+            "is a required field",
         );
         refuses(
             credential(json!({"userPassword": {"source": source, "propagationMethod": {}}})),

@@ -121,6 +121,14 @@ fn validate_volume(path: PathText<'_>, volume: &Volume, config: &ClusterConfig, 
             "serviceAccount.serviceAccountName",
             volume.service_account.as_ref().map(|source| source.service_account_name.as_deref().unwrap_or_default()),
         ),
+        (
+            "sysprep.configMap.name",
+            volume.sysprep.as_ref().and_then(|source| source.config_map.as_ref()).map(|source| source.name.as_str()),
+        ),
+        (
+            "sysprep.secret.name",
+            volume.sysprep.as_ref().and_then(|source| source.secret.as_ref()).map(|source| source.name.as_str()),
+        ),
     ];
     for (field, name) in named {
         if name == Some("") {
@@ -128,6 +136,11 @@ fn validate_volume(path: PathText<'_>, volume: &Volume, config: &ClusterConfig, 
             let message = format!("{field} is a required field");
             errors.invalid(field, message);
         }
+    }
+    if volume.ephemeral.as_ref().is_some_and(|source| source.persistent_volume_claim.is_none()) {
+        let field = format!("{path}.ephemeral.persistentVolumeClaim");
+        let message = format!("{field} is a required field");
+        errors.invalid(field, message);
     }
     let claims = [
         ("persistentVolumeClaim", volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str())),
@@ -414,6 +427,13 @@ mod tests {
             "spec.volumes[0].serviceAccount.serviceAccountName",
             "is a required field",
         );
+        for source in ["configMap", "secret"] {
+            let field = format!("spec.volumes[0].sysprep.{source}.name");
+            refuses(volume(json!({"sysprep": {source: {}}})), &field, "is a required field");
+            accepts(volume(json!({"sysprep": {source: {"name": "a"}}})));
+        }
+        let field = "spec.volumes[0].ephemeral.persistentVolumeClaim";
+        refuses(volume(json!({"ephemeral": {}})), field, "is a required field");
         refuses(volume(json!({"dataVolume": {"name": ""}})), "spec.volumes[0].name", "DataVolume 'name' must be set");
     }
 

@@ -3,6 +3,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::names;
+
+/// Returns the name of the launcher pod's volume with a Secret of credentials.
+pub fn pod_volume(secret: &str) -> String {
+    names::dns_label(secret, "-access-cred")
+}
+
 /// An access credential; exactly one member is set.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -143,9 +143,13 @@ fn environment(inputs: &Inputs<'_>, mounts: &Mounts, verbosity: u64) -> Vec<EnvV
     variables
 }
 
+/// Returns the ports of the interface on the primary network. The pod has no ports on the others.
 fn ports(inputs: &Inputs<'_>) -> Vec<ContainerPort> {
-    let interfaces = inputs.instance.spec.domain.devices.interfaces.iter();
+    let spec = &inputs.instance.spec;
+    let is_primary = |name: &str| spec.networks.iter().any(|network| network.name == name && network.is_primary());
+    let interfaces = spec.domain.devices.interfaces.iter();
     interfaces
+        .filter(|interface| is_primary(&interface.name))
         .flat_map(|interface| &interface.ports)
         .map(|port| ContainerPort {
             name: port.name.clone().filter(|name| !name.is_empty()),

@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 
 use api::{
-    FeatureGate, VirtualMachineInstance, hotplug,
+    FeatureGate, VirtualMachineInstance, hotplug, names,
     persistent_state::{self, DIRECTORY, POD_VOLUME},
     virtiofs,
-    vmi::volumes::{HostDisk, Volume as VmiVolume},
+    vmi::{
+        access,
+        volumes::{HostDisk, Volume as VmiVolume},
+    },
 };
 use k8s_openapi::{
     api::core::v1::{
@@ -92,7 +95,7 @@ pub(super) fn volumes(inputs: &Inputs<'_>) -> Result<Mounts, RenderError> {
         mounts.image(KERNEL_BOOT_VOLUME, &container.image, policy, "/var/run/kubevirt-kernel-boot");
     }
     for name in credential_secrets(inputs.instance) {
-        let volume = format!("{name}-access-cred");
+        let volume = access::pod_volume(&name);
         mounts.volumes.push(secret(&volume, Some(name), None));
         let path = format!("/var/run/kubevirt-private/secret/{volume}");
         mounts.mount(&volume, &path, true);
@@ -213,7 +216,7 @@ fn cloud_init(
     {
         // A reference without a name counts as none.
         let Some(reference) = reference.filter(|reference| !reference.name.is_empty()) else { continue };
-        let volume = format!("{name}-{suffix}");
+        let volume = names::dns_label(name, &format!("-{suffix}"));
         mounts.volumes.push(secret(&volume, Some(reference.name.clone()), None));
         for key in keys {
             let path = format!("/var/run/kubevirt-private/secret/{name}/{key}");

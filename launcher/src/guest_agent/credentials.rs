@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use api::VirtualMachineInstance;
+use api::{VirtualMachineInstance, vmi::access};
 use base64::Engine;
 use protocol::AccessCredentials;
 use serde_json::json;
@@ -89,7 +89,7 @@ impl Sources {
     pub(crate) fn of(vmi: &VirtualMachineInstance, paths: &Paths) -> Self {
         let mut sources = Self::default();
         let directory = |name: &str| {
-            let name = format!("{name}-access-cred");
+            let name = access::pod_volume(name);
             Paths::is_single_component(&name).then(|| paths.secret(&name))
         };
         for credential in &vmi.spec.access_credentials {
@@ -284,11 +284,11 @@ mod tests {
         let paths = Paths { private: root.clone(), ..Paths::default() };
         for (secret, file, content) in [
             ("one", "a", "ssh-ed25519 A\n# mine\n\nssh-ed25519 B\n"),
-            ("two", "b", "ssh-ed25519 C"),
+            ("two.example", "b", "ssh-ed25519 C"),
             ("three", "debian", " s3cret\n"),
             ("three", "nobody", "\n"),
         ] {
-            let directory = paths.secret(&format!("{secret}-access-cred"));
+            let directory = paths.secret(&access::pod_volume(secret));
             std::fs::create_dir_all(directory.join("..data")).unwrap();
             std::fs::write(directory.join(file), content).unwrap();
         }
@@ -299,7 +299,7 @@ mod tests {
         let of_agent = |users: &[&str]| json!({"qemuGuestAgent": {"users": users}});
         let vmi = vmi_with(&json!([
             keys("one", of_agent(&["root", "debian"])),
-            keys("two", of_agent(&["root"])),
+            keys("two.example", of_agent(&["root"])),
             keys("absent", json!({"noCloud": {}})),
             {"userPassword": {"source": {"secret": {"secretName": "three"}},
                 "propagationMethod": {"qemuGuestAgent": {}}}},

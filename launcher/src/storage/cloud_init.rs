@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use api::{VirtualMachineInstance, vmi::access::AccessCredential};
+use api::{
+    VirtualMachineInstance,
+    vmi::access::{self, AccessCredential},
+};
 use base64::Engine;
 use serde::Serialize;
 
@@ -132,7 +135,7 @@ pub(crate) fn collect(
     }
     for credential in &vmi.spec.access_credentials {
         if let Some(secret) = key_secret(credential, volume.source) {
-            read_keys(&paths.secret(&format!("{secret}-access-cred")), &mut data.keys)
+            read_keys(&paths.secret(&access::pod_volume(secret)), &mut data.keys)
                 .map_err(|source| DiskError::File { volume: volume.name.to_owned(), source })?;
         }
     }

@@ -47,12 +47,12 @@ pub(super) fn validate(
     validate_mapping(root, spec, errors);
     for (index, interface) in interfaces.iter().enumerate() {
         let path = format_args!("{root}.domain.devices.interfaces[{index}]");
-        let on_pod = spec.networks.iter().any(|network| network.name == interface.name && network.pod.is_some());
+        let is_primary = spec.networks.iter().any(|network| network.name == interface.name && network.is_primary());
         interface::validate_device(path, interface, errors);
-        if on_pod {
+        if is_primary {
             ports::validate_ports(path, &interface.ports, errors);
         }
-        ports::validate_port_ranges(path, interface, on_pod, config, errors);
+        ports::validate_port_ranges(path, interface, is_primary, config, errors);
         interface::validate_dhcp(root, path, interface, errors);
     }
 }

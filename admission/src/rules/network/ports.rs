@@ -43,7 +43,7 @@ pub(super) fn validate_ports(path: PathText<'_>, ports: &[Port], errors: &mut Fi
 pub(super) fn validate_port_ranges(
     path: PathText<'_>,
     interface: &Interface,
-    on_pod: bool,
+    is_primary: bool,
     config: &ClusterConfig,
     errors: &mut FieldErrors,
 ) {
@@ -55,7 +55,7 @@ pub(super) fn validate_port_ranges(
     if !gates::are_on(row, format_args!("{path}.name"), config, errors) {
         return;
     }
-    if on_pod && !interface.ports.is_empty() {
+    if is_primary && !interface.ports.is_empty() {
         errors.invalid(format!("{path}.name"), "Cannot define both ports and portRanges on interface");
     }
     if interface.masquerade.is_none() {

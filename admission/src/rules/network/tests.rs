@@ -143,6 +143,14 @@ fn ports_are_named_once_and_in_range() {
         &format!("{IF}.ports[1].name"),
         "Duplicate name of the port: a",
     );
+    let on = |is_default: bool| {
+        json!({
+            "domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}, "ports": [{"port": 0}]}]}},
+            "networks": [{"name": "default", "multus": {"networkName": "n", "default": is_default}}],
+        })
+    };
+    refuses(on(true), &format!("{IF}.ports[0].port"), "Port field is mandatory.");
+    accepts(on(false));
 }
 
 #[test]

@@ -78,3 +78,19 @@ fn annotation_of_plugins_is_not_copied_from_a_vmi() {
     // As on any pod.
     assert_eq!(pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"], "blue");
 }
+
+#[test]
+fn ports_of_the_pod_are_those_of_its_primary_network() {
+    let interfaces = json!([
+        {"name": "default", "bridge": {}, "ports": [{"name": "http", "port": 80}]},
+        {"name": "lan", "bridge": {}, "ports": [{"name": "Web Server", "port": 80}]},
+    ]);
+    for primary in [json!({"pod": {}}), json!({"multus": {"networkName": "depot/green", "default": true}})] {
+        let networks =
+            json!([merged(json!({"name": "default"}), &primary), {"name": "lan", "multus": {"networkName": "blue"}}]);
+        let change = json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+        let pod = rendered(merged(small(), &change));
+        let ports = json!([{"name": "http", "containerPort": 80, "protocol": "TCP"}]);
+        assert_eq!(pod["spec"]["containers"][0]["ports"], ports);
+    }
+}

@@ -253,3 +253,29 @@ fn temporary_pod_has_no_proxy() {
         assert_eq!(marks.unwrap()["sidecar.istio.io/inject"], "false");
     }
 }
+
+#[test]
+fn secrets_with_any_name_can_have_credentials_and_cloud_init_data() {
+    let credential = |secret: &str| json!({"sshPublicKey": {"source": {"secret": {"secretName": secret}}, "propagationMethod": {"noCloud": {}}}});
+    let long = "k".repeat(253);
+    let change = json!({
+        "accessCredentials": [credential("keys"), credential("keys.example"), credential(&long)],
+        "volumes": [{"name": "v".repeat(63), "cloudInitNoCloud": {"secretRef": {"name": "user"}}}],
+    });
+    let pod = rendered(merged(small(), &change));
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array().unwrap();
+    let name = |secret: &str| {
+        let volume = volumes.iter().find(|volume| volume["secret"]["secretName"] == secret).unwrap();
+        volume["name"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(name("keys"), "keys-access-cred");
+    for secret in ["keys", "keys.example", &long] {
+        let name = name(secret);
+        assert_eq!(name, api::vmi::access::pod_volume(secret));
+        assert!(name.len() <= 63 && !name.contains('.'), "{name}");
+        let mount = mounts.iter().find(|mount| mount["name"] == name).unwrap();
+        assert_eq!(mount["mountPath"], format!("/var/run/kubevirt-private/secret/{name}"));
+    }
+    assert!(name("user").len() <= 63 && name("user").ends_with("-udata"));
+}
