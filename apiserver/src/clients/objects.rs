@@ -20,6 +20,11 @@ const PODS_ON_PAGE: u32 = 16;
 /// Most pages of them. Only pods of one namespace that a node has admitted count, so there are not as many.
 const POD_PAGES: usize = 64;
 
+/// Claims on a page of those with the state of a VM. Usually there is one.
+const CLAIMS_ON_PAGE: u32 = 16;
+/// Most pages of them. Users can give claims the label as well.
+const CLAIM_PAGES: usize = 64;
+
 /// Records a UID in the span of the request.
 fn record(field: &'static str, uid: Option<&str>) {
     if let Some(uid) = uid {
@@ -140,11 +145,21 @@ impl Objects {
             metadata.namespace.as_deref().unwrap_or_default(),
         );
         let name = label_value(metadata.name.as_deref().unwrap_or_default());
-        let found = claims.list(&ListParams::default().labels(&format!("{}={name}", persistent_state::LABEL))).await;
-        let found = found.map_err(|error| ApiError::Internal(format!("unable to list claims: {}", message(&error))))?;
-        let present = found.items.into_iter().filter(|claim| claim.metadata.deletion_timestamp.is_none());
-        let newest = present.max_by_key(|claim| claim.metadata.creation_timestamp.clone());
-        Ok(newest.and_then(|claim| claim.metadata.name))
+        let labels = format!("{}={name}", persistent_state::LABEL);
+        let mut selector = ListParams::default().labels(&labels).limit(CLAIMS_ON_PAGE);
+        let mut newest: Option<PersistentVolumeClaim> = None;
+        for _ in 0..CLAIM_PAGES {
+            let page = claims.list(&selector).await;
+            let page =
+                page.map_err(|error| ApiError::Internal(format!("unable to list claims: {}", message(&error))))?;
+            let present = page.items.into_iter().filter(|claim| claim.metadata.deletion_timestamp.is_none());
+            newest = newest.into_iter().chain(present).max_by_key(|claim| claim.metadata.creation_timestamp.clone());
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => selector = selector.continue_token(&token),
+                None => return Ok(newest.and_then(|claim| claim.metadata.name)),
+            }
+        }
+        Err(ApiError::Internal("unable to find the newest among claims with the label of the VM".to_owned()))
     }
 
     /// Reads a pod that may be missing.
@@ -223,6 +238,26 @@ mod tests {
             let status = kube::core::Status::failure(text, "BadRequest").with_code(code);
             assert_eq!(refusal(&kube::Error::Api(status.boxed())), expected, "{code} {text}");
         }
+    }
+
+    #[tokio::test]
+    async fn newest_claim_with_the_state_of_a_vm_is_found_on_any_page() {
+        let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+            let is_second = request.uri().query().is_some_and(|query| query.contains("continue=more"));
+            let (name, time, next) =
+                if is_second { ("new", "2026-02-01T00:00:00Z", "") } else { ("old", "2026-01-01T00:00:00Z", "more") };
+            let list = serde_json::json!({
+                "kind": "PersistentVolumeClaimList", "apiVersion": "v1", "metadata": {"continue": next},
+                "items": [{"metadata": {"name": name, "creationTimestamp": time}}],
+            });
+            Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::from(list.to_string())))
+        });
+        let objects = Objects { client: Client::new(service, "default") };
+        let vm = serde_json::from_value(serde_json::json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a", "namespace": "ns"},
+            "spec": {"runStrategy": "Always", "template": {"spec": {"domain": {"devices": {}}}}},
+        }));
+        assert_eq!(objects.state_claim(&vm.unwrap()).await, Ok(Some("new".to_owned())));
     }
 
     #[test]
