@@ -70,6 +70,8 @@ pub enum Selection {
         labels: String,
         /// Number of objects to read; `None`: all of them, which fails if there are more than [`MAX_LIST`].
         limit: Option<u32>,
+        /// Only the objects whose work has not ended. The others do not count against [`MAX_LIST`].
+        unfinished: bool,
     },
     /// The answer to a SubjectAccessReview, which [`Lookups::is_allowed`] returns.
     AccessReview {
@@ -96,12 +98,20 @@ impl ObjectQuery {
 
     /// Selects all objects with the labels in a namespace (or in all namespaces).
     pub fn list(group: &str, version: &str, plural: &str, namespace: Option<&str>, labels: &str) -> Self {
-        Self::new(group, version, plural, namespace, Selection::List { labels: labels.to_owned(), limit: None })
+        let selection = Selection::List { labels: labels.to_owned(), limit: None, unfinished: false };
+        Self::new(group, version, plural, namespace, selection)
     }
 
     /// Selects the first few objects, to see if there are any.
     pub fn first(group: &str, version: &str, plural: &str, namespace: Option<&str>, count: u32) -> Self {
-        Self::new(group, version, plural, namespace, Selection::List { labels: String::new(), limit: Some(count) })
+        let selection = Selection::List { labels: String::new(), limit: Some(count), unfinished: false };
+        Self::new(group, version, plural, namespace, selection)
+    }
+
+    /// Selects the objects of a namespace whose work has not ended: without `status.complete` and the condition Failure.
+    pub fn unfinished(group: &str, version: &str, plural: &str, namespace: &str) -> Self {
+        let selection = Selection::List { labels: String::new(), limit: None, unfinished: true };
+        Self::new(group, version, plural, Some(namespace), selection)
     }
 
     /// Asks for a right of a user.
@@ -121,6 +131,11 @@ impl ObjectQuery {
         Self::new("authorization.k8s.io", "v1", "subjectaccessreviews", None, Selection::AccessReview { review })
     }
 
+    /// Returns true if an object of the collection belongs to the result.
+    pub fn selects(&self, object: &Value) -> bool {
+        !matches!(self.selection, Selection::List { unfinished: true, .. }) || !is_finished(object)
+    }
+
     /// Returns the path of the collection; `None` if a name is not a path segment, so that no such object exists.
     pub fn collection(&self) -> Option<String> {
         let name = match &self.selection {
@@ -129,6 +144,15 @@ impl ObjectQuery {
         };
         collection_path(&self.group, &self.version, &self.plural, self.namespace.as_deref(), name)
     }
+}
+
+fn is_finished(object: &Value) -> bool {
+    let mut conditions = object.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+    object.pointer("/status/complete") == Some(&Value::Bool(true))
+        || conditions.any(|condition| {
+            let has = |key: &str, value: &str| condition.get(key).and_then(Value::as_str) == Some(value);
+            has("type", "Failure") && has("status", "True")
+        })
 }
 
 impl fmt::Display for ObjectQuery {
@@ -301,6 +325,22 @@ mod tests {
         assert_eq!(lookups.is_allowed(&query), Err(LookupError::Missing(vec![query.clone()])));
         lookups.insert(query.clone(), LookupResult::Failed { code: 403, message: "no".into() });
         assert!(matches!(lookups.is_allowed(&query), Err(LookupError::Failed(_))));
+    }
+
+    #[test]
+    fn finished_objects_are_left_out_of_unfinished_ones() {
+        let all = ObjectQuery::list("a.b", "v1", "things", Some("ns"), "");
+        let query = ObjectQuery::unfinished("a.b", "v1", "things", "ns");
+        let failure = |status: &str| json!({"status": {"conditions": [{"type": "Failure", "status": status}]}});
+        for (object, unfinished) in [
+            (json!({}), true),
+            (json!({"status": {"complete": false, "conditions": [{"type": "Ready", "status": "True"}]}}), true),
+            (failure("False"), true),
+            (failure("True"), false),
+            (json!({"status": {"complete": true}}), false),
+        ] {
+            assert_eq!((query.selects(&object), all.selects(&object)), (unfinished, true), "{object}");
+        }
     }
 
     #[test]

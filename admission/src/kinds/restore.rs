@@ -149,7 +149,7 @@ fn validate_policies(spec: &VirtualMachineRestoreSpec, errors: &mut FieldErrors)
 }
 
 fn restores(namespace: &str) -> ObjectQuery {
-    ObjectQuery::list(GROUP, VERSION, "virtualmachinerestores", Some(namespace), "")
+    ObjectQuery::unfinished(GROUP, VERSION, "virtualmachinerestores", namespace)
 }
 
 /// Rejects a second restore of the same VM.

@@ -1,7 +1,7 @@
 //! Lookups of other objects for admission rules, and the writes that rules return.
 //!
 //! One request a query, a few at a time. Responses are bounded: a list that is longer than the rules accept is an error, not
-//! a truncated list.
+//! a truncated list. A list of which a rule needs only some objects is read by pages.
 
 use admission::{Effect, LookupResult, Lookups, ObjectQuery, Selection, context::lookups::MAX_LIST};
 use futures::{StreamExt, stream};
@@ -12,7 +12,7 @@ use kube::{
     api::{GetParams, ListParams, Patch, PatchParams, PostParams},
     core::{Request, request},
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     clients::patches,
@@ -23,6 +23,10 @@ use crate::{
 const PARALLEL: usize = 8;
 /// Largest response. Only lists come near this.
 const MAX_ANSWER: usize = 8 << 20;
+/// Objects on a page of a list of which only some are kept.
+const PAGE: u32 = 500;
+/// Most pages.
+const MAX_PAGES: usize = 20;
 /// Longest error text passed on.
 const MAX_MESSAGE: usize = 512;
 
@@ -71,14 +75,52 @@ pub(super) async fn read(
 
 async fn read_one(client: &Client, query: &ObjectQuery, budget: &MemoryBudget) -> (LookupResult, Reservation) {
     let Some(path) = query.collection() else { return (LookupResult::Object(None), Reservation::default()) };
+    if matches!(query.selection, Selection::List { unfinished: true, .. }) {
+        return match read_pages(client, &path, query, budget).await {
+            Ok((objects, reservation)) => (LookupResult::List(objects), reservation),
+            Err(result) => (result, Reservation::default()),
+        };
+    }
     let response = match read_request(&path, &query.selection) {
         Ok(request) => send(client, request, budget).await,
         Err(error) => Err(error.into()),
     };
     match response {
         Ok((status, body, reservation)) => (result(&query.selection, status, &body), reservation),
-        Err(error) => (LookupResult::Failed { code: 0, message: error.to_string() }, Reservation::default()),
+        Err(error) => (failed(&error), Reservation::default()),
     }
+}
+
+/// Reads a list by pages. Returns the objects that the query selects, and a reservation of their memory.
+async fn read_pages(
+    client: &Client,
+    path: &str,
+    query: &ObjectQuery,
+    budget: &MemoryBudget,
+) -> Result<(Vec<Value>, Reservation), LookupResult> {
+    let mut kept = Vec::new();
+    let mut reservation = Reservation::default();
+    let mut params = ListParams::default().limit(PAGE);
+    for _ in 0..MAX_PAGES {
+        let request = Request::new(path).list(&params).map_err(|error| failed(&RequestError::Request(error)))?;
+        let (status, body, _of_page) = send(client, request, budget).await.map_err(|error| failed(&error))?;
+        let mut list = object(status, &body)?;
+        let mut selected = items(&mut list);
+        selected.retain(|object| query.selects(object));
+        let text = serde_json::to_vec(&selected).unwrap_or_default();
+        budget.try_reserve(&mut reservation, weight(&text)).map_err(|_| failed(&RequestError::NoMemory))?;
+        kept.append(&mut selected);
+        match next_page(&list) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok((kept, reservation)),
+        }
+    }
+    let message = format!("there are more than {MAX_PAGES} pages of {PAGE}");
+    Err(LookupResult::Failed { code: 0, message })
+}
+
+fn failed(error: &RequestError) -> LookupResult {
+    LookupResult::Failed { code: 0, message: error.to_string() }
 }
 
 /// Carries out an effect of a review.
@@ -105,7 +147,7 @@ fn read_request(path: &str, selection: &Selection) -> Result<http::Request<Vec<u
     let request = Request::new(path);
     match selection {
         Selection::Get { name } => request.get(name, &GetParams::default()),
-        Selection::List { labels, limit } => {
+        Selection::List { labels, limit, .. } => {
             let params = ListParams::default().limit(limit.unwrap_or(MAX_LIST));
             let params = if labels.is_empty() { params } else { params.labels(labels) };
             request.list(&params)
@@ -134,28 +176,43 @@ fn message(status: StatusCode, body: &Value) -> String {
 
 /// Returns the result of a query from the response of the API server.
 fn result(selection: &Selection, status: StatusCode, body: &[u8]) -> LookupResult {
+    let mut value = match object(status, body) {
+        Ok(value) => value,
+        Err(result) => return result,
+    };
+    let Selection::List { limit, .. } = selection else { return LookupResult::Object(Some(Value::Object(value))) };
+    if limit.is_none() && next_page(&value).is_some() {
+        return LookupResult::Failed { code: 0, message: format!("there are more than {MAX_LIST}") };
+    }
+    LookupResult::List(items(&mut value))
+}
+
+/// Returns the object or list in a response, or the result of a query that has none.
+fn object(status: StatusCode, body: &[u8]) -> Result<Map<String, Value>, LookupResult> {
     let value = parse(body);
     // Not found: the object, or its kind.
     if status == StatusCode::NOT_FOUND {
-        return LookupResult::Object(None);
+        return Err(LookupResult::Object(None));
     }
     if !status.is_success() {
-        return LookupResult::Failed { code: status.as_u16(), message: message(status, &value) };
+        return Err(LookupResult::Failed { code: status.as_u16(), message: message(status, &value) });
     }
-    let Value::Object(mut value) = value else {
-        return LookupResult::Failed { code: 0, message: "the answer is no object".to_owned() };
-    };
-    let Selection::List { limit, .. } = selection else { return LookupResult::Object(Some(Value::Object(value))) };
-    let more = value
-        .get("metadata")
-        .and_then(|metadata| metadata.get("continue"))
-        .is_some_and(|token| token.as_str().is_some_and(|token| !token.is_empty()));
-    if more && limit.is_none() {
-        return LookupResult::Failed { code: 0, message: format!("there are more than {MAX_LIST}") };
+    match value {
+        Value::Object(value) => Ok(value),
+        _ => Err(LookupResult::Failed { code: 0, message: "the answer is no object".to_owned() }),
     }
-    match value.remove("items") {
-        Some(Value::Array(items)) => LookupResult::List(items),
-        _ => LookupResult::List(vec![]),
+}
+
+/// Returns the token of the page after a list.
+fn next_page(list: &Map<String, Value>) -> Option<String> {
+    let token = list.get("metadata")?.get("continue")?.as_str()?;
+    (!token.is_empty()).then(|| token.to_owned())
+}
+
+fn items(list: &mut Map<String, Value>) -> Vec<Value> {
+    match list.remove("items") {
+        Some(Value::Array(items)) => items,
+        _ => vec![],
     }
 }
 
@@ -166,7 +223,7 @@ mod tests {
     use super::*;
 
     const GET: Selection = Selection::Get { name: String::new() };
-    const LIST: Selection = Selection::List { labels: String::new(), limit: None };
+    const LIST: Selection = Selection::List { labels: String::new(), limit: None, unfinished: false };
 
     fn result_of(selection: &Selection, status: u16, body: &Value) -> LookupResult {
         result(selection, StatusCode::from_u16(status).unwrap(), body.to_string().as_bytes())
@@ -189,8 +246,29 @@ mod tests {
     fn truncated_list_is_a_failure_unless_the_query_has_a_limit() {
         let truncated = json!({"metadata": {"continue": "token"}, "items": [1]});
         assert!(matches!(result_of(&LIST, 200, &truncated), LookupResult::Failed { .. }));
-        let first = Selection::List { labels: String::new(), limit: Some(1) };
+        let first = Selection::List { labels: String::new(), limit: Some(1), unfinished: false };
         assert_eq!(result_of(&first, 200, &truncated), LookupResult::List(vec![json!(1)]));
+    }
+
+    #[tokio::test]
+    async fn unfinished_objects_are_found_on_all_pages() {
+        let read = |pages: usize| async move {
+            let service = tower::service_fn(move |request: http::Request<kube::client::Body>| async move {
+                let query = request.uri().query().unwrap_or_default();
+                let token = query.split('&').find_map(|one| one.strip_prefix("continue="));
+                let page = token.map_or(0, |token| token.parse::<usize>().unwrap());
+                let next = if page + 1 < pages { (page + 1).to_string() } else { String::new() };
+                let items = json!([{"page": page}, {"page": page, "status": {"complete": true}}]);
+                let list = json!({"metadata": {"continue": next}, "items": items});
+                Ok::<_, std::convert::Infallible>(http::Response::new(axum::body::Body::from(list.to_string())))
+            });
+            let query = ObjectQuery::unfinished("snapshot.kubevirt.io", "v1beta1", "virtualmachinerestores", "ns");
+            let budget = MemoryBudget::new(1 << 20);
+            read_one(&Client::new(service, "default"), &query, &budget).await.0
+        };
+        assert_eq!(read(2).await, LookupResult::List(vec![json!({"page": 0}), json!({"page": 1})]));
+        assert!(matches!(read(MAX_PAGES).await, LookupResult::List(items) if items.len() == MAX_PAGES));
+        assert!(matches!(read(MAX_PAGES + 1).await, LookupResult::Failed { .. }));
     }
 
     #[test]

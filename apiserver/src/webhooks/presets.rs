@@ -81,7 +81,7 @@ impl Presets {
         let of_presets = query.group == constants::GROUP
             && query.version == constants::VERSION
             && query.plural == <VirtualMachineInstancePreset as Resource>::plural(&());
-        let all = matches!(&query.selection, Selection::List { labels, limit: None } if labels.is_empty());
+        let all = matches!(&query.selection, Selection::List { labels, limit: None, .. } if labels.is_empty());
         let namespace = query.namespace.as_deref().filter(|_| of_presets && all)?;
         self.list(namespace).map(LookupResult::List)
     }
