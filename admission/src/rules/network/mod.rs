@@ -47,12 +47,12 @@ pub(super) fn validate(
     validate_mapping(root, spec, errors);
     for (index, interface) in interfaces.iter().enumerate() {
         let path = format_args!("{root}.domain.devices.interfaces[{index}]");
-        let is_primary = spec.networks.iter().any(|network| network.name == interface.name && network.is_primary());
+        let primary = spec.networks.iter().find(|network| network.name == interface.name && network.is_primary());
         interface::validate_device(path, interface, errors);
-        if is_primary {
-            ports::validate_ports(path, &interface.ports, errors);
+        if let Some(network) = primary {
+            ports::validate_ports(path, &interface.ports, network, errors);
         }
-        ports::validate_port_ranges(path, interface, is_primary, config, errors);
+        ports::validate_port_ranges(path, interface, primary.is_some(), config, errors);
         interface::validate_dhcp(root, path, interface, errors);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::{
     config::ClusterConfig,
-    vmi::network::{Interface, Port, PortRange},
+    vmi::network::{Interface, Network, Port, PortRange},
 };
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 
 const PORT_RANGES_MAX: usize = 10;
 
-pub(super) fn validate_ports(path: PathText<'_>, ports: &[Port], errors: &mut FieldErrors) {
+pub(super) fn validate_ports(path: PathText<'_>, ports: &[Port], network: &Network, errors: &mut FieldErrors) {
     let mut seen = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
         let field = format_args!("{path}.ports[{index}].name");
@@ -34,7 +34,9 @@ pub(super) fn validate_ports(path: PathText<'_>, ports: &[Port], errors: &mut Fi
             1..=65535 => {}
             _ => errors.invalid(field("port"), "Port field must be in range 0 < x < 65536."),
         }
-        if !["", "TCP", "UDP"].contains(&port.protocol.as_deref().unwrap_or_default()) {
+        let protocol = port.protocol.as_deref().unwrap_or_default();
+        // A pod can have ports of SCTP, which only the pod network excludes.
+        if !["", "TCP", "UDP"].contains(&protocol) && (network.pod.is_some() || protocol != "SCTP") {
             errors.invalid(field("protocol"), "Unknown protocol, only TCP or UDP allowed");
         }
     }

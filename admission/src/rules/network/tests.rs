@@ -143,14 +143,15 @@ fn ports_are_named_once_and_in_range() {
         &format!("{IF}.ports[1].name"),
         "Duplicate name of the port: a",
     );
-    let on = |is_default: bool| {
+    let on = |is_default: bool, port: Value| {
         json!({
-            "domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}, "ports": [{"port": 0}]}]}},
+            "domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}, "ports": [port]}]}},
             "networks": [{"name": "default", "multus": {"networkName": "n", "default": is_default}}],
         })
     };
-    refuses(on(true), &format!("{IF}.ports[0].port"), "Port field is mandatory.");
-    accepts(on(false));
+    refuses(on(true, json!({"port": 0})), &format!("{IF}.ports[0].port"), "Port field is mandatory.");
+    accepts(on(true, json!({"port": 1, "protocol": "SCTP"})));
+    accepts(on(false, json!({"port": 0})));
 }
 
 #[test]
