@@ -23,10 +23,10 @@ use crate::{
 const PARALLEL: usize = 8;
 /// Largest response. Only lists come near this.
 const MAX_ANSWER: usize = 8 << 20;
-/// Objects on a page of a list of which only some are kept.
-const PAGE: u32 = 500;
+/// Objects on a page of a list of which only some are kept. A page has to fit into the memory of all answers beside others.
+const PAGE: u32 = 200;
 /// Most pages.
-const MAX_PAGES: usize = 20;
+const MAX_PAGES: usize = 50;
 /// Longest error text passed on.
 const MAX_MESSAGE: usize = 512;
 
