@@ -210,10 +210,10 @@ impl ExposeOptions {
             }
             return Ok(vec![port]);
         }
-        // A Service reaches only the pod network.
+        // A Service reaches only the network with the address of the pod.
         let networks = vmi_spec["networks"].as_array().into_iter().flatten();
-        let of_pod = networks.filter(|network| network["pod"].is_object()).map(|network| &network["name"]);
-        let of_pod = of_pod.collect::<Vec<_>>();
+        let is_primary = |network: &&Value| network["pod"].is_object() || network["multus"]["default"] == true;
+        let of_pod = networks.filter(is_primary).map(|network| &network["name"]).collect::<Vec<_>>();
         let interfaces = vmi_spec["domain"]["devices"]["interfaces"].as_array().into_iter().flatten();
         let interfaces = interfaces.filter(|interface| of_pod.contains(&&interface["name"]));
         let declared = interfaces.filter_map(|interface| interface["ports"].as_array()).flatten();
@@ -376,6 +376,10 @@ mod tests {
                 ],
             })
         );
+        let mut of_multus = vm();
+        of_multus["spec"]["template"]["spec"]["networks"] =
+            json!([{"name": "other", "multus": {"networkName": "n", "default": true}}]);
+        assert_eq!(made(&["vm", "web", "--name=svc"], &of_multus).unwrap()["ports"][0]["port"], 22);
         assert!(made(&["vmi", "web", "--name=svc"], &json!({"spec": {}})).unwrap_err().to_string().contains("--port"));
     }
 

@@ -1,19 +1,23 @@
 //! Readiness and liveness probes.
 
-use api::{VirtualMachineInstanceSpec, vmi::spec::Probe};
+use api::{
+    VirtualMachineInstanceSpec,
+    vmi::{network::Network, spec::Probe},
+};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::context::{FieldErrors, PathText, names};
 
 /// Validates the probes.
 pub(super) fn validate(root: &str, spec: &VirtualMachineInstanceSpec, errors: &mut FieldErrors) {
-    let pod_network = spec.networks.iter().any(|network| network.pod.is_some());
+    // kubelet asks the address of the pod, which is on this network.
+    let has_primary = spec.networks.iter().any(Network::is_primary);
     let probes = [("readinessProbe", &spec.readiness_probe), ("livenessProbe", &spec.liveness_probe)];
     let probes = probes.into_iter().filter_map(|(name, probe)| Some((name, probe.as_ref()?)));
     for (name, probe) in probes.clone() {
         validate_handler(format_args!("{root}.{name}"), probe, errors);
     }
-    for (name, probe) in probes.clone().filter(|_| !pod_network) {
+    for (name, probe) in probes.clone().filter(|_| !has_primary) {
         for (handler, set) in [("httpGet", probe.http_get.is_some()), ("tcpSocket", probe.tcp_socket.is_some())] {
             if set {
                 let field = format!("{root}.{name}.{handler}");
@@ -96,14 +100,24 @@ mod tests {
     }
 
     #[test]
-    fn network_probes_need_the_pod_network() {
+    fn network_probes_need_the_primary_network_of_the_pod() {
+        let on = |is_default: bool| {
+            json!({
+                "domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}},
+                "networks": [{"name": "default", "multus": {"networkName": "n", "default": is_default}}],
+                "readinessProbe": {"tcpSocket": {"port": 22}},
+            })
+        };
+        accepts(on(true));
+        let field = "spec.readinessProbe.tcpSocket";
+        refuses(on(false), field, "is only allowed if the Pod Network is attached");
         refuses(
             json!({
                 "domain": {"devices": {"interfaces": []}},
                 "networks": [],
                 "readinessProbe": {"tcpSocket": {"port": 22}},
             }),
-            "spec.readinessProbe.tcpSocket",
+            field,
             "is only allowed if the Pod Network is attached",
         );
     }
