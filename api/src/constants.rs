@@ -239,6 +239,8 @@ pub mod annotation {
     pub const PCI_INTERFACE_SLOT_COUNT: &str = "kubevirt.io/pci-interface-slot-count";
     /// Annotations of the layout.
     pub const PCI_TOPOLOGY: [&str; 2] = [PCI_TOPOLOGY_VERSION, PCI_INTERFACE_SLOT_COUNT];
+    /// "true" on a VMI whose guest has got or lost an interface since its start: the devices of a new domain would have other addresses.
+    pub const INTERFACES_CHANGED: &str = "ferrovirt.io/interfaces-changed";
     /// Names of interfaces that were plugged into a running VMI and whose MAC address the VM's template does not have yet, separated by
     /// commas.
     pub const INTERFACES_WITHOUT_MAC: &str = "ferrovirt.io/interfaces-without-mac";

@@ -5,6 +5,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 
 use crate::{
     VirtualMachineInstance,
+    constants::annotation::INTERFACES_CHANGED,
     vmi::{network::Interface, status::SavedMemory, volumes::Volume},
 };
 
@@ -84,6 +85,10 @@ pub fn obstacle(vmi: &VirtualMachineInstance) -> Option<String> {
         .and_then(|memory| Some(bytes(memory.guest_requested.as_ref()?)? != bytes(memory.guest_at_boot.as_ref()?)?));
     if plugged == Some(true) {
         return Some("memory that was plugged".to_owned());
+    }
+    // PCI addresses follow from the interfaces at a start.
+    if vmi.metadata.annotations.iter().flatten().any(|(key, _)| key == INTERFACES_CHANGED) {
+        return Some("interfaces that were plugged or unplugged: restart the VM first".to_owned());
     }
     if let Some(interface) = devices.interfaces.iter().find(|interface| is_bound_to_host(interface)) {
         return Some(named("interface", &interface.name));
@@ -171,6 +176,10 @@ mod tests {
             let vmi = vmi(&domain, &rest);
             assert_eq!(obstacle(&vmi).as_deref(), expected, "{domain} {rest}");
         }
+        let mut vmi = vmi(&json!({}), &json!({}));
+        vmi.metadata.annotations = Some([(INTERFACES_CHANGED.to_owned(), "true".to_owned())].into());
+        let expected = Some("interfaces that were plugged or unplugged: restart the VM first");
+        assert_eq!(obstacle(&vmi).as_deref(), expected);
     }
 
     #[test]

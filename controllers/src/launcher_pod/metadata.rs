@@ -61,6 +61,7 @@ fn annotations(inputs: &Inputs<'_>, overhead: i64) -> BTreeMap<String, String> {
             || key == annotation::STORAGE_OBSERVED_API_VERSION
             // Network plugins write it, and the status of the VMI follows it.
             || key == annotation::NETWORK_STATUS
+            || key == annotation::INTERFACES_CHANGED
             || key == annotation::INTERFACES_WITHOUT_MAC
             || key == annotation::LATEST_OBSERVED_API_VERSION;
         if !internal {

@@ -159,7 +159,7 @@ fn next(
         Phase::Requested => match vmi.filter(|vmi| *vmi.phase() == VmiPhase::Running && !vmi.is_deleting()) {
             None => failed("the VMI does not run"),
             Some(vmi) => match obstacle(vmi) {
-                Some(obstacle) => failed(&format!("the guest cannot be saved with {obstacle}")),
+                Some(obstacle) => failed(&unsaved(&obstacle)),
                 None => Ok(begin(vm, known, observed)),
             },
         },
@@ -174,6 +174,8 @@ fn next(
                 failed(memory.and_then(|memory| memory.message.as_deref()).unwrap_or_default())
             }
             _ if is_over => failed("the guest has ended before its memory was saved"),
+            // The VMI was changed by the decision that accepted the request.
+            (None, Some(vmi)) if obstacle(vmi).is_some() => failed(&unsaved(&obstacle(vmi).unwrap_or_default())),
             _ if !known.owns_claim && observed.hibernation_claim.is_none() => {
                 failed(&format!("PVC {} not found", known.claim_name))
             }
@@ -198,6 +200,10 @@ fn next(
         }),
         _ => Ok(None),
     }
+}
+
+fn unsaved(obstacle: &str) -> String {
+    format!("the guest cannot be saved with {obstacle}")
 }
 
 /// Returns the message of saved memory without its claim.

@@ -178,6 +178,7 @@ fn plug_nics(
     let mut wanted = instance.clone();
     macs.mark(&mut wanted);
     if let Some(nics) = changes.vmi {
+        nics.mark(&mut wanted);
         nics.put(&mut wanted.spec);
     }
     change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)

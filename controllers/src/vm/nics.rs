@@ -15,7 +15,10 @@ use std::collections::BTreeSet;
 
 use api::{
     VirtualMachineInstance, VirtualMachineInstanceSpec, VmiPhase,
-    constants::{annotation::INTERFACES_WITHOUT_MAC, condition::MIGRATION_REQUIRED},
+    constants::{
+        annotation::{INTERFACES_CHANGED, INTERFACES_WITHOUT_MAC},
+        condition::MIGRATION_REQUIRED,
+    },
     nics::{DOMAIN, has_source, shown},
     vmi::network::{Interface, Network},
 };
@@ -47,6 +50,19 @@ impl Nics {
     pub(super) fn put(self, spec: &mut VirtualMachineInstanceSpec) {
         spec.networks = self.networks;
         spec.domain.devices.interfaces = self.interfaces;
+    }
+
+    /// Marks a VMI whose guest gets or loses an interface by this change, which is not written yet: see [`api::hibernation::obstacle`].
+    pub(super) fn mark(&self, vmi: &mut VirtualMachineInstance) {
+        if self.of_guest() != Self::of(&vmi.spec).of_guest() {
+            vmi.metadata.annotations.get_or_insert_default().insert(INTERFACES_CHANGED.to_owned(), "true".to_owned());
+        }
+    }
+
+    /// Returns the names of the interfaces that the guest has.
+    fn of_guest(&self) -> BTreeSet<&str> {
+        let present = self.interfaces.iter().filter(|interface| !interface.is_absent());
+        present.map(|interface| interface.name.as_str()).collect()
     }
 
     fn network(&self, name: &str) -> Option<&Network> {
@@ -356,6 +372,25 @@ mod tests {
             assert_eq!(changes, expected, "{template:?} {present:?}");
             // Before, the pod is being made.
             assert_eq!(compare(template, &vmi(present, status, "Scheduling"), false).vmi, None);
+        }
+    }
+
+    #[test]
+    fn vmi_whose_guest_gets_or_loses_an_interface_is_marked() {
+        let lan = |state: Option<&str>| with(&[json!({"name": "lan", "bridge": {}, "state": state})]);
+        let alone = || with(&[]);
+        for (present, wanted, is_marked) in [
+            (alone(), lan(None), true),
+            (lan(None), lan(Some("absent")), true),
+            (lan(None), lan(Some("down")), false),
+            // It was unplugged before, or the guest never had it.
+            (lan(Some("absent")), alone(), false),
+            (alone(), alone(), false),
+        ] {
+            let mut vmi = vmi(&present, &[], "Running");
+            wanted.mark(&mut vmi);
+            let annotations = vmi.metadata.annotations.unwrap_or_default();
+            assert_eq!(annotations.contains_key(INTERFACES_CHANGED), is_marked, "{present:?} {wanted:?}");
         }
     }
 

@@ -292,6 +292,8 @@ fn mac_address_of_a_plugged_interface_is_written_to_the_template_once() {
         }
         assert!(!status_patch(&decision)["conditions"].to_string().contains("RestartRequired"), "{decision:?}");
         vmi = serde_json::from_value(next.clone()).unwrap();
+        // Hibernation reads it.
+        assert_eq!(next["metadata"]["annotations"]["ferrovirt.io/interfaces-changed"], "true");
         (written, next["metadata"]["annotations"][MARK].clone(), next["spec"].clone())
     };
     let in_pod = json!({"name": "lan", "infoSource": "multus-status", "mac": "02:00:00:00:00:0a"});
