@@ -138,6 +138,9 @@ pub struct SavedInstance {
     /// Annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
+    /// UIDs of the claims of the guest, by name. It is not resumed with others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub claims: BTreeMap<String, String>,
     /// Node on which the guest ran. A resume prefers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,

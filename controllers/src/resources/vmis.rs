@@ -141,6 +141,12 @@ pub(crate) fn claim_names(vmi: &VirtualMachineInstance) -> BTreeSet<String> {
     mounted.chain(vmi.spec.utility_volumes.iter().map(|volume| volume.claim_name.as_str())).map(str::to_owned).collect()
 }
 
+/// Returns the names of the claims behind the volumes of a VMI that are none for the memory of its guest.
+pub(crate) fn disk_claims(vmi: &VirtualMachineInstance) -> impl Iterator<Item = &str> {
+    let volumes = vmi.spec.volumes.iter().filter(|volume| volume.memory_dump.is_none());
+    volumes.filter_map(mounted_claim).map(|(name, _)| name)
+}
+
 /// Returns the definitions of the networks that a VMI is connected to, as namespace and name.
 pub(crate) fn network_names(vmi: &VirtualMachineInstance) -> impl Iterator<Item = (&str, &str)> {
     let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();

@@ -46,6 +46,7 @@ impl Cached for VirtualMachine {
         let claims = claim_names(self)
             .into_iter()
             .chain(hibernation_claim(self).map(str::to_owned))
+            .chain(saved_claims(self).cloned())
             .map(|name| VmIndex::Claim(Key::new(namespace, name)));
         let sources = Role::ALL.into_iter().filter_map(|role| source(self, role)?.ok());
         let sources = sources.map(|source| match source {
@@ -102,6 +103,12 @@ pub(crate) fn claim_names(vm: &VirtualMachine) -> Vec<String> {
 pub(crate) fn hibernation_claim(vm: &VirtualMachine) -> Option<&str> {
     let hibernation = vm.status.as_ref()?.hibernation.as_ref()?;
     Some(hibernation.claim_name.as_str()).filter(|name| !name.is_empty())
+}
+
+/// Returns the names of the claims of a hibernated guest.
+pub(crate) fn saved_claims(vm: &VirtualMachine) -> impl Iterator<Item = &String> {
+    let hibernation = vm.status.as_ref().and_then(|status| status.hibernation.as_ref());
+    hibernation.and_then(|known| known.instance.as_ref()).into_iter().flat_map(|saved| saved.claims.keys())
 }
 
 /// Returns the names of the DataVolumes of a VM's templates.

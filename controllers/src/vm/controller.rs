@@ -23,7 +23,8 @@ use crate::{
         start_revisions::StartRevisionIndex,
         storage_profiles::CachedStorageProfile,
         vm_snapshots::RestoreIndex,
-        vms::{VmIndex, claim_names, data_volume_names, hibernation_claim, instancetype_key},
+        vmis::disk_claims,
+        vms::{VmIndex, claim_names, data_volume_names, hibernation_claim, instancetype_key, saved_claims},
     },
     runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
@@ -139,7 +140,9 @@ impl Controller for Vms {
         let deleted = vm.metadata.deletion_timestamp.as_ref();
         let restores = deleted.map(|_| caches.vm_restores.by(&RestoreIndex::Vm(key.clone())));
         let instance = caches.vmis.get(key);
-        let claims = caches.claims_named(&key.namespace, claim_names(&vm));
+        let of_guest = instance.as_deref().into_iter().flat_map(disk_claims).map(str::to_owned);
+        let names = claim_names(&vm).into_iter().chain(saved_claims(&vm).cloned()).chain(of_guest);
+        let claims = caches.claims_named(&key.namespace, names);
         let state_claim = state_claim(caches, &vm, instance.as_deref());
         let state_claim = state_claim.and_then(|name| caches.claims.get(&Key::new(key.namespace.clone(), name)));
         Some(Observed {

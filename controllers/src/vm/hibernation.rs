@@ -42,6 +42,7 @@ use super::{
 };
 use crate::{
     persistent_state::claim::{SINGLE, render},
+    resources::vmis::disk_claims,
     runtime::{Decision, Effect, Event, Failure, Kind},
     vm_lease,
 };
@@ -50,6 +51,8 @@ use crate::{
 const FAILED: &str = "HibernationError";
 /// Time within which a save must begin: it holds the lease.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+/// End of the messages about a resume that something outside the VMI prevents.
+const DISCARD: &str = "discard the saved memory to boot";
 /// Longest part of the VM's name in the name of a file.
 const VM_NAME: usize = 63;
 
@@ -124,7 +127,11 @@ fn memory(known: &Hibernation, phase: SavedMemoryPhase) -> SavedMemory {
 }
 
 /// Returns what a resume needs of a VMI. Values that were chosen at its start are named, so that they are chosen again.
-fn saved_instance(known: &Hibernation, vmi: &VirtualMachineInstance) -> Result<SavedInstance, serde_json::Error> {
+fn saved_instance(
+    observed: &Observed,
+    known: &Hibernation,
+    vmi: &VirtualMachineInstance,
+) -> Result<SavedInstance, serde_json::Error> {
     let status = vmi.status.clone().unwrap_or_default();
     let mut spec = vmi.spec.clone();
     put(&mut spec, &known.claim_name, false);
@@ -135,8 +142,11 @@ fn saved_instance(known: &Hibernation, vmi: &VirtualMachineInstance) -> Result<S
         let reported = status.interfaces.iter().find(|known| known.name.as_deref() == Some(interface.name.as_str()));
         interface.mac_address = reported.and_then(|known| known.mac.clone());
     }
+    let with_uid = |name: &str| Some((name.to_owned(), observed.claims.get(name)?.metadata.uid.clone()?));
+    let claims = disk_claims(vmi).filter_map(with_uid).collect();
     Ok(SavedInstance {
         annotations: vmi.metadata.annotations.clone().unwrap_or_default(),
+        claims,
         node_name: status.node_name,
         revision_name: status.virtual_machine_revision_name,
         spec: serde_json::to_value(spec)?,
@@ -165,7 +175,7 @@ fn next(
         },
         Phase::Saving => match (phase, vmi) {
             (Some(SavedMemoryPhase::Saved), Some(vmi)) => Ok(Some(Hibernation {
-                instance: Some(saved_instance(known, vmi)?),
+                instance: Some(saved_instance(observed, known, vmi)?),
                 phase: Phase::Hibernated,
                 message: None,
                 ..known.clone()
@@ -183,11 +193,15 @@ fn next(
         },
         // Its end was noticed before.
         Phase::Hibernated if phase == Some(&SavedMemoryPhase::Restored) => Ok(to(Phase::Removing, None)),
-        // The VMI of a start would wait for it without end.
-        Phase::Hibernated if observed.hibernation_claim.is_none() => Ok(to(Phase::Hibernated, Some(lost(known)))),
-        Phase::Hibernated if vmi.is_none() && is_started(vm) => Ok(to(Phase::Resuming, None)),
-        // It is there again.
-        Phase::Hibernated if known.message == Some(lost(known)) => Ok(to(Phase::Hibernated, None)),
+        Phase::Hibernated => Ok(match hindrance(observed, known) {
+            Some(hindrance) => to(Phase::Hibernated, Some(hindrance)),
+            None if vmi.is_none() && is_started(vm) => to(Phase::Resuming, None),
+            // It is gone.
+            None if known.message.as_ref().is_some_and(|message| message.ends_with(DISCARD)) => {
+                to(Phase::Hibernated, None)
+            }
+            None => None,
+        }),
         Phase::Resuming => Ok(match phase {
             Some(SavedMemoryPhase::Restored) => to(Phase::Removing, None),
             _ if vmi.is_some_and(VirtualMachineInstance::is_final) => to(Phase::Hibernated, Some(failure(vmi))),
@@ -206,9 +220,19 @@ fn unsaved(obstacle: &str) -> String {
     format!("the guest cannot be saved with {obstacle}")
 }
 
-/// Returns the message of saved memory without its claim.
-fn lost(known: &Hibernation) -> String {
-    format!("PVC {} not found: restore it, or discard the saved memory to boot", known.claim_name)
+/// Returns why no VMI can continue from the saved memory.
+fn hindrance(observed: &Observed, known: &Hibernation) -> Option<String> {
+    // The VMI of a start would wait for it without end.
+    if observed.hibernation_claim.is_none() {
+        return Some(format!("PVC {} not found: restore it, or {DISCARD}", known.claim_name));
+    }
+    // The guest knows the content of its disks.
+    let is_there = |name: &str, uid: &String| {
+        observed.claims.get(name).is_some_and(|claim| claim.metadata.uid.as_ref() == Some(uid))
+    };
+    let mut claims = known.instance.iter().flat_map(|saved| &saved.claims);
+    let (name, _) = claims.find(|(name, uid)| !is_there(name, uid))?;
+    Some(format!("PVC {name} was deleted after the guest was saved, and a new one has other data: {DISCARD}"))
 }
 
 /// Returns the last write for a hibernation that was refused.

@@ -68,7 +68,7 @@ pub(crate) struct Observed {
     pub vm: Arc<VirtualMachine>,
     /// The VMI of the VM's name, also if another object controls it.
     pub instance: Option<Arc<VirtualMachineInstance>>,
-    /// Claims of the namespace that the template names.
+    /// Claims of the namespace that the template, the VMI or the saved guest names.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
     /// DataVolumes that its templates and volumes name.
     pub data_volumes: BTreeMap<String, Arc<DataVolume>>,

@@ -8,7 +8,7 @@
 //!         errors repeat v   │ the import is tried again
 //!                      failing
 //!
-//!  it existed at the last start and is deleted: lost ──explicit start──> missing
+//!  it existed at the last start and is deleted: lost ──explicit start without saved memory──> missing
 //! ```
 
 mod manifest;
@@ -27,7 +27,7 @@ use serde_json::json;
 
 use self::state::{State, Work};
 use super::{
-    Observed, SyncError,
+    Observed, SyncError, hibernation,
     run_strategy::{self, Action},
 };
 use crate::{
@@ -188,7 +188,7 @@ fn of_template(observed: &Observed, name: &str) -> State {
         (None, Some(claim)) if claim.populating => State::waits("its claim is being filled"),
         (None, Some(claim)) if owner::controller(&claim.metadata).is_some() => State::Usable { is_filled: false },
         (None, Some(_)) => State::Adoptable,
-        (None, None) if was_used && !is_explicit_start(&observed.vm) => State::Lost,
+        (None, None) if was_used && !is_reset(&observed.vm) => State::Lost,
         (None, None) => State::Missing,
     }
 }
@@ -198,6 +198,11 @@ fn is_leaving(claim: &CachedClaim) -> bool {
     claim.metadata.deletion_timestamp.is_some()
         || owner::controller_of_kind::<DataVolume>(&claim.metadata).map(|owner| &owner.name)
             == claim.metadata.name.as_ref()
+}
+
+/// Returns true if the VM may start with new data. Saved memory belongs to the former data.
+fn is_reset(vm: &VirtualMachine) -> bool {
+    is_explicit_start(vm) && !hibernation::is_hibernated(vm) && !hibernation::is_in_progress(vm)
 }
 
 /// Returns true if a user has requested the start, or set the VM to run since it was stopped.

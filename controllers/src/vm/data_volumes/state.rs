@@ -35,7 +35,7 @@ pub(super) enum State {
     Adoptable,
     /// It does not exist.
     Missing,
-    /// It is deleted, and with it data that the VM has used. An explicit start creates it again.
+    /// It is deleted, and with it data that the VM has used. An explicit start creates it again, unless it resumes.
     Lost,
     /// The cluster lacks the kind.
     Unserved,
@@ -105,7 +105,7 @@ impl State {
 
 /// Text about a DataVolume that was deleted.
 const LOST: &str = "it was deleted, and a new one has the content of its source without the changes of the VM; to create it, \
-     stop the VM if it is set to run, and start it";
+     stop the VM if it is set to run, and start it, with `kubectl virt start --discard` if it is hibernated";
 
 /// Returns the state of a DataVolume that exists.
 pub(super) fn of(data_volume: &DataVolume, now: Timestamp) -> State {

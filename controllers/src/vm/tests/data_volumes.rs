@@ -367,6 +367,27 @@ fn deleted_data_volume_of_a_vm_that_ran_waits_for_an_explicit_start() {
 }
 
 #[test]
+fn deleted_data_volume_of_a_hibernated_vm_waits_until_the_memory_is_discarded() {
+    for (phase, is_created) in [("Hibernated", false), ("Resuming", false), ("Removing", true)] {
+        let instance = json!({"spec": {"domain": {"devices": {}}}});
+        let status = json!({
+            "runStrategy": "Manual", "stateChangeRequests": [{"action": "Start"}],
+            "hibernation": {"phase": phase, "claimName": "c", "fileName": "v.memory.save", "instance": instance},
+        });
+        let vm = with_template("Manual", &status);
+        let saved = Arc::new(CachedClaim::default());
+        let observed =
+            Observed { starts: vec![record()], hibernation_claim: Some(saved), ..observed_with(&vm, None, None) };
+        let decision = decide(&observed).unwrap();
+        assert_eq!(creation(&decision).is_some(), is_created, "{phase}");
+        assert!(!creates(&decision), "{phase}");
+        if !is_created {
+            assert!(condition(&decision, "Failure").contains("start --discard"), "{phase} {decision:?}");
+        }
+    }
+}
+
+#[test]
 fn running_vm_tells_that_its_disk_is_lost_and_runs_on() {
     let vm = with_template("Always", &json!({"runStrategy": "Always"}));
     let running = instance(&vm, "Running");

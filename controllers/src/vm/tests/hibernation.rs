@@ -235,6 +235,44 @@ fn hibernated_vm_without_its_claim_waits_for_the_user() {
 }
 
 #[test]
+fn guest_is_not_resumed_with_other_disks() {
+    let disk = |uid: &str| {
+        let metadata = serde_json::from_value(json!({"name": "root", "namespace": "d", "uid": uid})).unwrap();
+        Arc::new(CachedClaim { metadata, ..CachedClaim::default() })
+    };
+    let other = "PVC root was deleted after the guest was saved, and a new one has other data: \
+                 discard the saved memory to boot";
+    // The claims in the record, the disk, the last message; the next phase, and its message.
+    for (recorded, present, message, next, shown) in [
+        (json!({"root": "a"}), Some("a"), None, Some("Resuming"), None),
+        (json!({"root": "a"}), Some("b"), None, None, Some(other)),
+        (json!({"root": "a"}), None, None, None, Some(other)),
+        (json!({"root": "a"}), Some("a"), Some(other), Some("Resuming"), None),
+        // An older release wrote the record.
+        (json!({}), Some("b"), None, Some("Resuming"), None),
+        (json!({}), None, None, Some("Resuming"), None),
+    ] {
+        let mut vm = hibernating("Manual", "Hibernated");
+        let status = vm.status.as_mut().unwrap();
+        status.state_change_requests = serde_json::from_value(json!([{"action": "Start"}])).unwrap();
+        let known = status.hibernation.as_mut().unwrap();
+        known.message = message.map(str::to_owned);
+        known.instance.as_mut().unwrap().claims = serde_json::from_value(recorded.clone()).unwrap();
+        let observed = Observed {
+            hibernation_claim: Some(claim()),
+            claims: present.map(|uid| ("root".to_owned(), disk(uid))).into_iter().collect(),
+            ..observed(&vm, None, None, &ClusterConfig::default())
+        };
+        let decision = decide(&observed).unwrap();
+        let (writes, phase) = acts(&decision);
+        let row = format!("{recorded} {present:?} {message:?}");
+        assert!(writes.is_empty(), "{row}");
+        assert_eq!(phase.as_deref().filter(|phase| *phase != "Hibernated"), next, "{row}");
+        assert_eq!(status_patch(&decision)["hibernation"]["message"].as_str(), shown, "{row}");
+    }
+}
+
+#[test]
 fn the_saved_guest_is_resumed_as_it_was() {
     let decision = decided_with_claim(&hibernating("Always", "Resuming"), None, true);
     let created = decision.effects.iter().find_map(|effect| match effect {
@@ -261,11 +299,24 @@ fn record_holds_what_was_chosen_at_the_start() {
     let status = vmi.status.as_mut().unwrap();
     status.machine = serde_json::from_value(json!({"type": "pc-q35-9.2"})).unwrap();
     status.interfaces = serde_json::from_value(json!([{"name": "default", "mac": "02:00:00:00:00:01"}])).unwrap();
-    let written = status_patch(&decided_with_claim(&vm, Some(&vmi), true));
+    let disk = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
+    vmi.spec.volumes.push(serde_json::from_value(disk).unwrap());
+    let root = CachedClaim {
+        metadata: serde_json::from_value(json!({"name": "root", "namespace": "d", "uid": "root-uid"})).unwrap(),
+        ..CachedClaim::default()
+    };
+    let claims = [("root".to_owned(), Arc::new(root)), (CLAIM.to_owned(), claim())];
+    let observed = Observed {
+        hibernation_claim: Some(claim()),
+        claims: claims.into(),
+        ..observed(&vm, Some(&vmi), None, &ClusterConfig::default())
+    };
+    let written = status_patch(&decide(&observed).unwrap());
+    assert_eq!(written["hibernation"]["instance"]["claims"], json!({"root": "root-uid"}));
     let saved = &written["hibernation"]["instance"]["spec"];
     assert_eq!(saved["domain"]["machine"]["type"], "pc-q35-9.2");
     assert_eq!(saved["domain"]["devices"]["interfaces"][0]["macAddress"], "02:00:00:00:00:01");
-    assert!(saved["volumes"].as_array().is_none_or(Vec::is_empty), "without that of the memory: {saved}");
+    assert_eq!(saved["volumes"].as_array().map(Vec::len), Some(1), "without that of the memory: {saved}");
 }
 
 #[test]
