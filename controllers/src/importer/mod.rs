@@ -146,10 +146,16 @@ impl Observed {
         Effect::merge(Kind::DataVolume, &self.volume.metadata, json!({"metadata": {"annotations": annotations}}))
     }
 
-    /// Keeps CDI from the claim, before it exists.
+    /// Keeps CDI from the claim, before it exists, and removes the strategy of another clone that was copied with the DataVolume.
     fn begin(&self) -> Option<Effect> {
         let uid = self.volume.metadata.uid.as_deref().unwrap_or_default();
-        let marks = json!({annotation::PRE_POPULATED: self.name(), annotation::USE_POPULATOR: "false", IMPORT: uid});
+        let marks = json!({
+            annotation::PRE_POPULATED: self.name(),
+            annotation::USE_POPULATOR: "false",
+            annotation::CLONE_TYPE: null,
+            annotation::CLONE_FALLBACK_REASON: null,
+            IMPORT: uid,
+        });
         (!self.is_begun()).then(|| self.annotate(&marks))
     }
 

@@ -127,7 +127,8 @@ fn claim_is_marked_before_it_is_created() {
     assert_eq!(
         patch_of(&decision, Kind::DataVolume)["metadata"]["annotations"],
         json!({"ferrovirt.io/import": UID, "cdi.kubevirt.io/storage.prePopulated": "d",
-            "cdi.kubevirt.io/storage.usePopulator": "false"})
+            "cdi.kubevirt.io/storage.usePopulator": "false", "cdi.kubevirt.io/cloneType": null,
+            "cdi.kubevirt.io/cloneFallbackReason": null})
     );
     let Effect::Create { options: WriteOptions { failure_reason, .. }, .. } = &decision.effects[1] else { panic!() };
     assert_eq!(*failure_reason, Some(CLAIM));

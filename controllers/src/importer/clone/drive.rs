@@ -95,6 +95,7 @@ fn view<'a>(
         source: facts.view(),
         source_is_filled: facts.is_filled,
         source_provisioner: facts.provisioner.as_deref(),
+        is_begun: observed.is_begun(),
         is_permitted: is_permitted(observed, facts),
         spec,
         class: facts.class.as_ref(),

@@ -90,6 +90,8 @@ pub(super) struct Observed<'a> {
     pub source_is_filled: bool,
     /// Provisioner of the storage class of the source.
     pub source_provisioner: Option<&'a str>,
+    /// The importer began this clone. Before, the strategy at the DataVolume is that of another one, with which it was copied.
+    pub is_begun: bool,
     /// The mark of virt-api permits the clone of this source. Not needed in the same namespace.
     pub is_permitted: bool,
     /// Spec of the claim of the DataVolume, complete.
@@ -309,7 +311,8 @@ fn begin(observed: &Observed<'_>) -> Begin {
     }
     // The claim that exists tells the strategy, which users can change at the DataVolume.
     let made = observed.made().map(|claim| claim.data_source.is_some());
-    let by_driver = made.or(observed.annotation(STRATEGY).map(|strategy| strategy == strategy::DRIVER));
+    let recorded = observed.annotation(STRATEGY).filter(|_| observed.is_begun);
+    let by_driver = made.or(recorded.map(|strategy| strategy == strategy::DRIVER));
     if made != Some(true) && !observed.is_copying {
         if let Err(hold) = source::check(observed) {
             return waits(hold);

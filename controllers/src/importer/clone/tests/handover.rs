@@ -211,6 +211,7 @@ fn decided(
         source: Source::Snapshot(Some(&snapshot)),
         source_is_filled: true,
         source_provisioner: None,
+        is_begun: true,
         is_permitted: true,
         spec: &PersistentVolumeClaimSpec::default(),
         class: Some(&class),

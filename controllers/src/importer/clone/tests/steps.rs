@@ -16,6 +16,7 @@ struct World {
     source: Option<CachedClaim>,
     snapshot: Option<Option<CachedSnapshot>>,
     is_filled: bool,
+    is_begun: bool,
     is_permitted: bool,
     spec: PersistentVolumeClaimSpec,
     class: Class,
@@ -66,6 +67,7 @@ fn world(namespace: &str) -> World {
         source: Some(claim(namespace, "disk", &json!({}))),
         snapshot: None,
         is_filled: true,
+        is_begun: true,
         is_permitted: true,
         spec: serde_json::from_value(json!({
             "storageClassName": "fast", "volumeMode": "Block", "resources": {"requests": {"storage": "1Gi"}}}))
@@ -102,6 +104,7 @@ impl World {
             },
             source_is_filled: self.is_filled,
             source_provisioner: Some(self.source_provisioner),
+            is_begun: self.is_begun,
             is_permitted: self.is_permitted,
             spec: &self.spec,
             class: Some(&self.class),
@@ -294,6 +297,19 @@ fn strategy_is_recorded_before_anything_is_made() {
         assert_eq!(written[STRATEGY], if by_driver { "csi-clone" } else { "copy" }, "{index}");
         assert_eq!(written[FALLBACK].is_string(), !by_driver, "{index}");
         assert_eq!(next.work, Work::None);
+    }
+}
+
+#[test]
+fn strategy_of_another_clone_is_none() {
+    // The DataVolume was copied, with another class.
+    for namespace in ["user", "golden"] {
+        let copied = |is_begun: bool| {
+            let change = |w: &mut World| (w.is_begun, w.class.is_csi) = (is_begun, false);
+            world(namespace).recorded("csi-clone").with(change).decide()
+        };
+        assert_eq!(annotations(&copied(false))[STRATEGY], "copy", "{namespace}");
+        assert!(copied(true).effects.iter().all(|effect| !matches!(effect, Effect::Patch { .. })), "{namespace}");
     }
 }
 
