@@ -44,24 +44,26 @@ const FILE_MODE: u32 = 0o660;
 pub(crate) struct Unpacked<'a> {
     data: &'a Path,
     part: PathBuf,
+    /// Bytes that the files may take, if fewer than the file system has free.
+    limit: Option<u64>,
     published: bool,
 }
 
 impl<'a> Unpacked<'a> {
     /// Removes what an earlier attempt left, and creates the hidden folder.
-    pub(crate) fn new(data: &'a Path) -> Result<Self, ImportError> {
+    pub(crate) fn new(data: &'a Path, limit: Option<u64>) -> Result<Self, ImportError> {
         let part = data.join(PART);
         if fs::symlink_metadata(&part).is_ok() {
             fs::remove_dir_all(&part).at("remove the incomplete archive", &part)?;
         }
         fs::create_dir(&part).at("create", &part)?;
-        Ok(Self { data, part, published: false })
+        Ok(Self { data, part, limit, published: false })
     }
 
     /// Unpacks an archive. Returns the sum of the sizes of its files.
     pub(crate) fn fill(&self, stream: &mut dyn Read, meter: &Meter) -> Result<u64, ImportError> {
         let root = beneath(CWD, &self.part, OFlags::DIRECTORY | OFlags::RDONLY, 0).at("open", &self.part)?;
-        let size = unpack_into(stream, &root, &self.part, meter)?;
+        let size = unpack_into(stream, &root, &self.part, self.limit, meter)?;
         rustix::fs::syncfs(&root).at("write", &self.part)?;
         Ok(size)
     }
@@ -83,13 +85,39 @@ impl Drop for Unpacked<'_> {
     }
 }
 
-fn unpack_into(stream: &mut dyn Read, root: &OwnedFd, part: &Path, meter: &Meter) -> Result<u64, ImportError> {
+/// The space of a claim.
+#[derive(Clone, Copy)]
+struct Space {
+    available: u64,
+    /// Bytes of the files before.
+    used: u64,
+}
+
+impl Space {
+    fn left(self) -> u64 {
+        self.available.saturating_sub(self.used)
+    }
+
+    /// Returns the error about an entry that does not fit, of which this much was written.
+    fn full(self, written: u64) -> ImportError {
+        ImportError::Full { written: self.used.saturating_add(written), available: self.available }
+    }
+}
+
+fn unpack_into(
+    stream: &mut dyn Read,
+    root: &OwnedFd,
+    part: &Path,
+    limit: Option<u64>,
+    meter: &Meter,
+) -> Result<u64, ImportError> {
     let allowed = Rc::new(Cell::new(HEADERS));
     let mut archive = tar::Archive::new(Limited { inner: stream, allowed: allowed.clone() });
     let mut entries = archive.entries().map_err(ImportError::of_stream)?;
     let free = fstatvfs(root).at("read the free space of", part)?;
     let free = free.f_bavail.saturating_mul(free.f_frsize);
-    let (mut count, mut size) = (0, 0_u64);
+    let mut space = Space { available: limit.map_or(free, |limit| limit.min(free)), used: 0 };
+    let mut count = 0;
     loop {
         allowed.set(HEADERS);
         let Some(entry) = entries.next() else { break };
@@ -99,10 +127,10 @@ fn unpack_into(stream: &mut dyn Read, root: &OwnedFd, part: &Path, meter: &Meter
         if count > ENTRIES {
             return Err(ImportError::Refused(format!("the archive has more than {ENTRIES} entries")));
         }
-        size = size.saturating_add(unpack_entry(&mut entry, root, part, free.saturating_sub(size), meter)?);
+        space.used = space.used.saturating_add(unpack_entry(&mut entry, root, part, space, meter)?);
         meter.moved();
     }
-    Ok(size)
+    Ok(space.used)
 }
 
 /// A reader with a limit, which its user changes.
@@ -128,7 +156,7 @@ fn unpack_entry<R: Read>(
     entry: &mut Entry<'_, R>,
     root: &OwnedFd,
     part: &Path,
-    free: u64,
+    space: Space,
     meter: &Meter,
 ) -> Result<u64, ImportError> {
     let kind = entry.header().entry_type();
@@ -162,10 +190,10 @@ fn unpack_entry<R: Read>(
             let mode = FILE_MODE | (entry.header().mode().unwrap_or(0) & 0o110);
             let mut file = File::from(beneath(&folder, Path::new(file), flags, mode).at("create", &at)?);
             let mut buffer = vec![0; BUFFER];
-            let Some(sparse) = sparse else { return write(entry, &mut file, &mut buffer, &at, meter) };
+            let Some(sparse) = sparse else { return write(entry, &mut file, &mut buffer, &at, space, meter) };
             let size = sparse.size().map_err(refused)?;
-            if size > free {
-                return Err(ImportError::TooSmall { needed: size, available: free });
+            if size > space.left() {
+                return Err(ImportError::TooSmall { needed: size, available: space.left() });
             }
             let stored = entry.size();
             let extents = read_map(entry, stored, size, refused)?;
@@ -173,7 +201,7 @@ fn unpack_entry<R: Read>(
             for Extent { offset, length } in extents {
                 file.seek(SeekFrom::Start(offset)).at("write", &at)?;
                 // The next header cannot be read if the archive ends in this extent.
-                write(&mut entry.by_ref().take(length), &mut file, &mut buffer, &at, meter)?;
+                write(&mut entry.by_ref().take(length), &mut file, &mut buffer, &at, space, meter)?;
             }
             Ok(size)
         }
@@ -199,9 +227,10 @@ fn write(
     file: &mut File,
     buffer: &mut [u8],
     path: &Path,
+    space: Space,
     meter: &Meter,
 ) -> Result<u64, ImportError> {
-    let mut size = 0;
+    let mut size = 0_u64;
     loop {
         let count = match source.read(buffer) {
             Ok(0) => return Ok(size),
@@ -209,8 +238,15 @@ fn write(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(ImportError::of_stream(error)),
         };
-        file.write_all(&buffer[..count]).at("write", path)?;
-        size += count as u64;
+        let end = size.saturating_add(count as u64);
+        if end > space.left() {
+            return Err(space.full(size));
+        }
+        file.write_all(&buffer[..count]).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => space.full(size),
+            _ => ImportError::Io { attempt: "write", path: path.to_owned(), source },
+        })?;
+        size = end;
         meter.moved();
     }
 }
@@ -296,7 +332,11 @@ mod tests {
     }
 
     fn unpack(stream: &mut dyn Read, data: &Path) -> Result<u64, ImportError> {
-        let unpacked = Unpacked::new(data)?;
+        unpack_within(stream, data, None)
+    }
+
+    fn unpack_within(stream: &mut dyn Read, data: &Path, limit: Option<u64>) -> Result<u64, ImportError> {
+        let unpacked = Unpacked::new(data, limit)?;
         let size = unpacked.fill(stream, &Meter::default())?;
         unpacked.publish()?;
         Ok(size)
@@ -369,6 +409,26 @@ mod tests {
         let scratch = Scratch::new("through");
         let bytes = archive(&[("a", EntryType::Symlink, "b"), ("a/file", EntryType::Regular, "x")]);
         assert!(unpack(&mut &bytes[..], &scratch.0).is_err());
+    }
+
+    #[test]
+    fn files_take_no_more_than_the_claim() {
+        // The file system may have the space of other claims.
+        let bytes = archive(&[("a", EntryType::Regular, "content"), ("b", EntryType::Regular, "hello")]);
+        for (limit, expected) in [
+            (12, Ok(12)),
+            (11, Err("no space after 7 bytes, the claim had space for 11")),
+            (6, Err("no space after 0 bytes, the claim had space for 6")),
+        ] {
+            let scratch = Scratch::new("limit");
+            match (unpack_within(&mut &bytes[..], &scratch.0, Some(limit)), expected) {
+                (Err(error), Err(expected)) => {
+                    assert!(error.to_string().contains(expected), "{limit}: {error}");
+                    assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 0, "{limit}");
+                }
+                (found, expected) => assert_eq!(found.ok(), expected.ok(), "{limit}"),
+            }
+        }
     }
 
     /// Builds an entry as bsdtar does for a file with holes.

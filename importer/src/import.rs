@@ -167,7 +167,7 @@ impl Import {
             return Err(ImportError::Content(format!("{url} is empty")));
         }
         if task.content_type == ContentType::Archive {
-            return self.unpack_download(prefix, body, url);
+            return self.unpack_download(task, prefix, body, url);
         }
         let compressed = Compression::find(&prefix).is_some();
         let format = if compressed { Format::Raw } else { find(&prefix)? };
@@ -186,8 +186,8 @@ impl Import {
         disk.finish(&self.meter)
     }
 
-    fn unpack_download(&self, prefix: Vec<u8>, mut body: Download, url: &str) -> Result<u64, ImportError> {
-        let unpacked = archive::Unpacked::new(&self.places.data)?;
+    fn unpack_download(&self, task: &Task, prefix: Vec<u8>, mut body: Download, url: &str) -> Result<u64, ImportError> {
+        let unpacked = archive::Unpacked::new(&self.places.data, task.overhead_free)?;
         let mut stream = Stream::with_prefix(prefix, &mut body).decompressed().map_err(ImportError::of_stream)?;
         let size = unpacked.fill(&mut stream.all, &self.meter)?;
         drop(stream);

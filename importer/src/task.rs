@@ -59,7 +59,7 @@ pub struct Task {
     /// Allocates all blocks of the disk.
     #[serde(default)]
     pub preallocation: bool,
-    /// Bytes of the claim that the disk may take, if fewer than the file system has free.
+    /// Bytes of the claim that the disk, or the files of an archive, may take, if fewer than the file system has free.
     #[serde(default)]
     pub overhead_free: Option<u64>,
 }
