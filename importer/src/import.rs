@@ -37,6 +37,8 @@ use crate::{
 /// Folder of the disk in an image.
 const IMAGE_FOLDER: &str = "disk";
 const SOCKET: &str = "nbd.sock";
+/// Bytes of the scratch space beside the image.
+const SCRATCH_MARGIN: u64 = 32 << 20;
 
 /// Fills the claim. Returns the size of the disk.
 pub async fn import(task: Task, places: Places, meter: Arc<Meter>) -> Result<u64, ImportError> {
@@ -225,10 +227,10 @@ impl Import {
         self.convert_file(task, format, spool.file())
     }
 
-    /// Returns the largest size of an image whose disk the claim can hold: an eighth more, for tables.
     fn spool_limit(&self, task: &Task) -> Result<u64, ImportError> {
         let capacity = capacity(task, &self.places.data, &self.places.device)?;
-        Ok(capacity.saturating_add(capacity / 8).saturating_add(64 << 20))
+        // The size of a disk in a file system is less than the request.
+        Ok(spool_limit(capacity, task.overhead_free.or(task.size)))
     }
 
     fn convert_file(&self, task: &Task, format: Format, file: &File) -> Result<Disk, ImportError> {
@@ -280,6 +282,13 @@ impl Import {
     }
 }
 
+/// Returns the largest size of an image whose disk the claim can hold: an eighth more, for tables. The scratch space has room for it,
+/// unless the device is larger than its claim requests.
+fn spool_limit(capacity: u64, request: Option<u64>) -> u64 {
+    let largest = capacity.saturating_add(capacity / 8).saturating_add(64 << 20);
+    request.map_or(largest, |request| largest.min(task::scratch_limit(request).saturating_sub(SCRATCH_MARGIN)))
+}
+
 fn find(prefix: &[u8]) -> Result<Format, ImportError> {
     format::find(prefix).map_err(refuse)
 }
@@ -328,5 +337,26 @@ impl<R: Read> Read for Counted<'_, R> {
         let count = self.inner.read(buffer)?;
         self.meter.add(count as u64);
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_that_is_accepted_fits_into_the_scratch_space() {
+        const GIB: u64 = 1 << 30;
+        for (capacity, request, expected) in [
+            (8 * GIB, Some(8 * GIB), 9 * GIB + (64 << 20)),
+            (7 * GIB, Some(8 * GIB), 7 * GIB + 7 * GIB / 8 + (64 << 20)),
+            // A device that is larger than its claim requests.
+            (16 * GIB, Some(8 * GIB), 9 * GIB + (224 << 20)),
+            (8 * GIB, None, 9 * GIB + (64 << 20)),
+        ] {
+            let limit = spool_limit(capacity, request);
+            assert_eq!(limit, expected, "{capacity} {request:?}");
+            assert!(request.is_none_or(|request| limit < task::scratch_limit(request)), "{capacity} {request:?}");
+        }
     }
 }

@@ -42,6 +42,13 @@ pub const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Limit of a termination message, in bytes. kubelet cuts longer ones.
 pub const REPORT_LIMIT: usize = 4096;
 
+/// Returns the limit of the `emptyDir` at [`SCRATCH_DIR`] for a claim of which this much is requested, in bytes: an eighth more, and
+/// some MiB, for the tables of an image. kubelet evicts a pod that exceeds it.
+#[must_use]
+pub const fn scratch_limit(request: u64) -> u64 {
+    request.saturating_add(request / 8).saturating_add(256 << 20)
+}
+
 /// Import of one disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

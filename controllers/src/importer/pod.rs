@@ -12,7 +12,7 @@ use api::{
 };
 use importer::task::{
     BLOCK_DEVICE, CERTS_DIR, ContentType, DATA_DIR, HttpSource, IMAGE_DIR, SCRATCH_DIR, SECRET_DIR, SOURCE_DEVICE,
-    SOURCE_DIR, Source as TaskSource, TASK_VARIABLE, Target, Task,
+    SOURCE_DIR, Source as TaskSource, TASK_VARIABLE, Target, Task, scratch_limit,
 };
 use k8s_openapi::{
     api::core::v1::{
@@ -36,8 +36,6 @@ const HEADERS_DIR: &str = "/headers";
 const TASK_LIMIT: usize = 64 * 1024;
 /// Secrets with headers at most.
 const HEADER_SECRETS: usize = 16;
-/// Bytes of the scratch space beside those of the disk, for the tables of an image.
-const SCRATCH_EXTRA: i64 = 256 << 20;
 /// Annotations of a DataVolume that its pod gets, with the values of those that are missing.
 const ANNOTATIONS: [(&str, &str); 4] = [
     (pod_annotation::NETWORKS, ""),
@@ -198,8 +196,8 @@ fn volumes(inputs: &Inputs<'_>) -> Vec<Volume> {
     };
     let secret = |name: &str, secret: &String| pod_parts::secret(name, Some(secret.clone()), None);
     let scratch = || {
-        let size = inputs.claim.requested_bytes().unwrap_or_default();
-        let limit = api::quantity::bytes(size.saturating_add(SCRATCH_EXTRA));
+        let request = inputs.claim.requested_bytes().and_then(|size| u64::try_from(size).ok()).unwrap_or_default();
+        let limit = api::quantity::bytes(i64::try_from(scratch_limit(request)).unwrap_or(i64::MAX));
         let source = EmptyDirVolumeSource { size_limit: Some(limit), ..EmptyDirVolumeSource::default() };
         pod_parts::empty_dir("scratch", source)
     };
@@ -390,12 +388,12 @@ mod tests {
         let pod = rendered(&volume, Content::Registry("r/i", Some("pull")), false);
         assert_eq!(pod["spec"]["imagePullSecrets"], json!([{"name": "pull"}]));
         assert_eq!(pod["spec"]["volumes"][1]["image"], json!({"reference": "r/i"}));
-        assert_eq!(pod["spec"]["volumes"][2]["emptyDir"]["sizeLimit"], "362Mi");
+        assert_eq!(pod["spec"]["volumes"][2]["emptyDir"]["sizeLimit"], "384256Ki");
         let pod = rendered(&volume, Content::Claim(&source), true);
         assert_eq!(pod["spec"]["volumes"][1]["persistentVolumeClaim"], json!({"claimName": "s", "readOnly": true}));
         let pod = rendered(&volume, Content::Http(http), false);
         assert_eq!(pod["spec"]["imagePullSecrets"], Value::Null);
-        assert_eq!(pod["spec"]["volumes"][1]["emptyDir"]["sizeLimit"], "362Mi");
+        assert_eq!(pod["spec"]["volumes"][1]["emptyDir"]["sizeLimit"], "384256Ki");
         let TaskSource::Http(source) = task_of(&pod).source else { panic!("{pod}") };
         assert!(source.certs && source.secret && source.insecure_skip_verify);
         assert_eq!(
