@@ -52,6 +52,8 @@ pub mod annotation {
     /// DataVolume: the source in another namespace that its creator may clone, see
     /// [`DataVolume::permits_clone`](super::DataVolume::permits_clone). Only virt-api writes it.
     pub const PERMITTED_CLONE: &str = "ferrovirt.io/permitted-clone";
+    /// DataVolume: namespace and name of the DataSource by which virt-api replaced its `sourceRef`.
+    pub const RESOLVED_REFERENCE: &str = "ferrovirt.io/resolved-source-ref";
     /// Claim: strategy of the clone.
     pub const CLONE_TYPE: &str = "cdi.kubevirt.io/cloneType";
     /// Claim: the reason why a copy is made instead of a clone.

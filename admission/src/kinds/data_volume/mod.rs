@@ -6,9 +6,10 @@
 //! sourceRef ── DataSource ──> source ── of another namespace ──> SubjectAccessReview ──> mark, or denial
 //! ```
 //!
-//! The source is fixed at creation, so that a DataSource that changes later does not lead to what its user may not read. The mark is
-//! the annotation [`PERMITTED_CLONE`]; virt-controller clones from another namespace only with it. A DataVolume without it, for
-//! example one that was created while these webhooks were absent, is not cloned.
+//! The source is fixed at creation, so that a DataSource that changes later does not lead to what its user may not read. The name of
+//! the DataSource is recorded, so that the same manifest can be applied again. The mark is the annotation [`PERMITTED_CLONE`];
+//! virt-controller clones from another namespace only with it. A DataVolume without it, for example one that was created while these
+//! webhooks were absent, is not cloned.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use api::{
     VirtualMachineSpec,
     cdi::{
         DataSource, DataVolume, DataVolumeSpec, GROUP,
-        annotation::{ALLOW_CLAIM_ADOPTION, PERMITTED_CLONE, POPULATED_FOR},
+        annotation::{ALLOW_CLAIM_ADOPTION, PERMITTED_CLONE, POPULATED_FOR, RESOLVED_REFERENCE},
         data_volume::{DataVolumeImportSource, DataVolumeSourcePvc, DataVolumeSourceSnapshot},
     },
     owner,
@@ -47,12 +48,15 @@ const NOT_SERVED: &str = "spec.dataVolumeTemplates: the cluster has no DataVolum
 pub(crate) fn mutate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     let raw = &context.request.object;
     let mut object = raw.clone();
-    set_mark(&mut object, mark(&context.request.old_object).map(str::to_owned));
+    let old = &context.request.old_object;
+    for key in [PERMITTED_CLONE, RESOLVED_REFERENCE] {
+        annotate(&mut object, key, annotated(old, key).map(str::to_owned));
+    }
     if is_ours(context.lookups)? {
         if context.is_create() {
             complete(context, &mut object)?;
         } else {
-            drop_resolved_reference(&mut object, &context.request.old_object);
+            drop_resolved_reference(&mut object, old, context.namespace());
         }
     }
     Ok(Outcome::Allowed { patch: patch::between(raw, raw, &object), warnings: vec![] }.into())
@@ -155,27 +159,26 @@ fn validate_target(context: &Context<'_>, volume: &DataVolume, errors: &mut Fiel
     Ok(())
 }
 
-/// Returns the mark of a DataVolume.
-fn mark(object: &Value) -> Option<&str> {
-    object.get("metadata")?.get("annotations")?.get(PERMITTED_CLONE)?.as_str()
+fn annotated<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.get("metadata")?.get("annotations")?.get(key)?.as_str()
 }
 
-/// Sets or removes the mark, of which users have no say.
-fn set_mark(object: &mut Value, mark: Option<String>) {
+/// Sets or removes an annotation of which users have no say.
+fn annotate(object: &mut Value, key: &str, value: Option<String>) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    match mark {
-        Some(mark) => {
+    match value {
+        Some(value) => {
             let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
             if annotations.is_null() {
                 *annotations = json!({});
             }
             if let Some(annotations) = annotations.as_object_mut() {
-                annotations.insert(PERMITTED_CLONE.to_owned(), json!(mark));
+                annotations.insert(key.to_owned(), json!(value));
             }
         }
         None => {
             if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
-                annotations.remove(PERMITTED_CLONE);
+                annotations.remove(key);
             }
         }
     }
@@ -202,8 +205,10 @@ fn complete(context: &Context<'_>, object: &mut Value) -> Result<(), Interrupt> 
             errors.invalid(SOURCE_NAMESPACE, denial(context, namespace, name));
             return Err(Interrupt::Denied(errors));
         }
-        set_mark(object, Some(path));
+        annotate(object, PERMITTED_CLONE, Some(path));
     }
+    let reference = referenced(object, own);
+    annotate(object, RESOLVED_REFERENCE, reference);
     if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
         spec.remove("sourceRef");
         spec.insert("source".to_owned(), json!(source));
@@ -297,15 +302,26 @@ fn may_clone(context: &Context<'_>, source: &DataVolumeImportSource) -> Result<b
     Ok(all || context.lookups.is_allowed(&explicit)?)
 }
 
-/// Removes the `sourceRef` that a client applies again after it was resolved.
-fn drop_resolved_reference(object: &mut Value, old: &Value) {
-    let was_resolved = old.pointer("/spec/source").is_some() && old.pointer("/spec/sourceRef").is_none();
-    let keeps_source = object.pointer("/spec/source") == old.pointer("/spec/source");
-    if was_resolved
-        && keeps_source
-        && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
-    {
+/// Returns namespace and name of the DataSource that a DataVolume names.
+fn referenced(object: &Value, own: &str) -> Option<String> {
+    let reference = object.pointer("/spec/sourceRef")?;
+    let text = |key: &str| reference.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let name = text("name").filter(|_| text("kind") == Some(spec_rules::DATA_SOURCE))?;
+    Some(format!("{}/{name}", text("namespace").unwrap_or(own)))
+}
+
+/// Replaces the `sourceRef` that a client writes again after it was resolved by the source that it became. Another one stays, and is
+/// refused as a change.
+fn drop_resolved_reference(object: &mut Value, old: &Value, own: &str) {
+    let Some(source) = old.pointer("/spec/source").filter(|_| old.pointer("/spec/sourceRef").is_none()) else { return };
+    let is_same = match annotated(old, RESOLVED_REFERENCE) {
+        Some(resolved) => referenced(object, own).as_deref() == Some(resolved),
+        // A release without the record resolved it, or there was none.
+        None => object.pointer("/spec/source") == Some(source),
+    };
+    if is_same && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
         spec.remove("sourceRef");
+        spec.entry("source").or_insert_with(|| source.clone());
     }
 }
 

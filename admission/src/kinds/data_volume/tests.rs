@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::PERMITTED_CLONE;
+use super::{PERMITTED_CLONE, RESOLVED_REFERENCE};
 use crate::{
     context::{LookupError, LookupResult, Lookups, ObjectQuery, Selection},
     handle,
@@ -66,6 +66,11 @@ fn marked(path: &str) -> Value {
     json!({PERMITTED_CLONE: path})
 }
 
+/// Returns the annotations of a DataVolume whose reference became the source in namespace `golden`.
+fn resolved() -> Value {
+    json!({PERMITTED_CLONE: "persistentvolumeclaims/golden/image", RESOLVED_REFERENCE: "golden/s"})
+}
+
 #[test]
 fn new_data_volume_has_a_fixed_source_and_a_true_mark() {
     let claim = |namespace: &str, name: &str| json!({"source": {"pvc": {"namespace": namespace, "name": name}}});
@@ -76,7 +81,9 @@ fn new_data_volume_has_a_fixed_source_and_a_true_mark() {
     for (user, cdi, given, wanted) in [
         // A clone from another namespace is marked.
         ("jane", false, (json!({}), claim("golden", "image")), (image(), claim("golden", "image"))),
-        ("jane", false, (json!({}), reference()), (image(), claim("golden", "image"))),
+        ("jane", false, (json!({}), reference()), (resolved(), claim("golden", "image"))),
+        // A record that was copied with the DataVolume is removed.
+        ("jane", false, (resolved(), claim("golden", "image")), (image(), claim("golden", "image"))),
         (
             CONTROLLER,
             false,
@@ -113,6 +120,36 @@ fn change_keeps_mark_and_source() {
     let mut applied = spec();
     applied["sourceRef"] = json!({"kind": "DataSource", "namespace": "golden", "name": "s"});
     assert_eq!(mutated("jane", false, &volume(mark(), applied), &old), old);
+}
+
+#[test]
+fn manifest_with_a_resolved_reference_can_be_written_again() {
+    let source = || json!({"pvc": {"namespace": "golden", "name": "image"}});
+    let old = volume(resolved(), json!({"source": source()}));
+    let reference = |namespace: &str, name: &str| json!({"kind": "DataSource", "namespace": namespace, "name": name});
+    let forged = || json!({RESOLVED_REFERENCE: "other/t"});
+    for (annotations, reference, is_same) in [
+        (json!({}), reference("golden", "s"), true),
+        (resolved(), reference("golden", "s"), true),
+        (forged(), reference("golden", "s"), true),
+        (json!({}), reference("golden", "t"), false),
+        (json!({}), reference("", "s"), false),
+        (forged(), reference("other", "t"), false),
+        (json!({}), json!({"kind": "Other", "namespace": "golden", "name": "s"}), false),
+    ] {
+        // Replaced, and applied.
+        for mut spec in [json!({}), json!({"source": source()})] {
+            spec["sourceRef"] = reference.clone();
+            let found = mutated("jane", false, &volume(annotations.clone(), spec.clone()), &old);
+            // A rule refuses the change of the spec.
+            let expected = if is_same { old.clone() } else { volume(resolved(), spec) };
+            assert_eq!(found, expected, "{annotations} {reference}");
+        }
+    }
+    // Another source stays, and is refused as well.
+    let other = json!({"source": {"blank": {}}, "sourceRef": reference("golden", "s")});
+    let found = mutated("jane", false, &volume(json!({}), other), &old);
+    assert_eq!(found, volume(resolved(), json!({"source": {"blank": {}}})));
 }
 
 /// Returns the warnings about a template with this source. `served` are the kinds of CDI that the cluster has.
