@@ -8,7 +8,7 @@ use std::{
     cell::Cell,
     ffi::OsStr,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom},
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Component, Path, PathBuf},
     rc::Rc,
@@ -26,6 +26,7 @@ use tar::{Entry, EntryType};
 use crate::{
     error::{At, ImportError},
     meter::Meter,
+    space::Space,
     sparse::{Extent, Sparse, read_map},
 };
 
@@ -82,25 +83,6 @@ impl Drop for Unpacked<'_> {
             // The next attempt removes what is left.
             let _ = fs::remove_dir_all(&self.part);
         }
-    }
-}
-
-/// The space of a claim.
-#[derive(Clone, Copy)]
-struct Space {
-    available: u64,
-    /// Bytes of the files before.
-    used: u64,
-}
-
-impl Space {
-    fn left(self) -> u64 {
-        self.available.saturating_sub(self.used)
-    }
-
-    /// Returns the error about an entry that does not fit, of which this much was written.
-    fn full(self, written: u64) -> ImportError {
-        ImportError::Full { written: self.used.saturating_add(written), available: self.available }
     }
 }
 
@@ -190,7 +172,7 @@ fn unpack_entry<R: Read>(
             let mode = FILE_MODE | (entry.header().mode().unwrap_or(0) & 0o110);
             let mut file = File::from(beneath(&folder, Path::new(file), flags, mode).at("create", &at)?);
             let mut buffer = vec![0; BUFFER];
-            let Some(sparse) = sparse else { return write(entry, &mut file, &mut buffer, &at, space, meter) };
+            let Some(sparse) = sparse else { return space.write(entry, &mut file, &mut buffer, &at, meter) };
             let size = sparse.size().map_err(refused)?;
             if size > space.left() {
                 return Err(ImportError::TooSmall { needed: size, available: space.left() });
@@ -201,7 +183,7 @@ fn unpack_entry<R: Read>(
             for Extent { offset, length } in extents {
                 file.seek(SeekFrom::Start(offset)).at("write", &at)?;
                 // The next header cannot be read if the archive ends in this extent.
-                write(&mut entry.by_ref().take(length), &mut file, &mut buffer, &at, space, meter)?;
+                space.write(&mut entry.by_ref().take(length), &mut file, &mut buffer, &at, meter)?;
             }
             Ok(size)
         }
@@ -219,35 +201,6 @@ fn unpack_entry<R: Read>(
             linkat(&from, linked, &folder, file, AtFlags::empty()).at("create link", &at).map(|()| 0)
         }
         _ => Err(refused("is neither file, folder nor link")),
-    }
-}
-
-fn write(
-    source: &mut impl Read,
-    file: &mut File,
-    buffer: &mut [u8],
-    path: &Path,
-    space: Space,
-    meter: &Meter,
-) -> Result<u64, ImportError> {
-    let mut size = 0_u64;
-    loop {
-        let count = match source.read(buffer) {
-            Ok(0) => return Ok(size),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(ImportError::of_stream(error)),
-        };
-        let end = size.saturating_add(count as u64);
-        if end > space.left() {
-            return Err(space.full(size));
-        }
-        file.write_all(&buffer[..count]).map_err(|source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => space.full(size),
-            _ => ImportError::Io { attempt: "write", path: path.to_owned(), source },
-        })?;
-        size = end;
-        meter.moved();
     }
 }
 

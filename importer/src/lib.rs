@@ -14,6 +14,7 @@ mod meter;
 mod nbd;
 mod places;
 mod qemu;
+mod space;
 mod sparse;
 mod spool;
 pub mod task;
