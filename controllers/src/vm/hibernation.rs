@@ -86,12 +86,17 @@ fn memory_of<'a>(known: &Hibernation, vmi: Option<&'a VirtualMachineInstance>) -
 }
 
 /// Returns the action that takes the place of that of the run strategy. An ended VMI is kept until its end is recorded.
-pub(super) fn action(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> Option<Action> {
+pub(super) fn action(observed: &Observed, vmi: Option<&VirtualMachineInstance>) -> Option<Action> {
+    let vm = &*observed.vm;
     let is_final = vmi.is_some_and(VirtualMachineInstance::is_final);
     let is_halted = vm.spec.effective_run_strategy() == RunStrategy::Halted;
-    match hibernation(vm)?.phase {
+    let known = hibernation(vm)?;
+    match known.phase {
         Phase::Saving | Phase::Resuming if is_final => Some(Action::Nothing),
-        Phase::Resuming if vmi.is_none() && !is_halted => Some(Action::Start { paused: is_paused_start(vm) }),
+        Phase::Resuming if vmi.is_none() && !is_halted => Some(match hindrance(observed, known) {
+            Some(_) => Action::Nothing,
+            None => Action::Start { paused: is_paused_start(vm) },
+        }),
         Phase::Hibernated => match vmi {
             Some(vmi) if is_final && !vmi.is_deleting() => Some(Action::Delete { restart: false }),
             // A start that was requested changes the run strategy first.
@@ -210,6 +215,8 @@ fn next(
             _ if vmi.is_none() && vm.spec.effective_run_strategy() == RunStrategy::Halted => {
                 to(Phase::Hibernated, None)
             }
+            // A claim was deleted while the start waited.
+            _ if vmi.is_none() => hindrance(observed, known).and_then(|text| to(Phase::Hibernated, Some(text))),
             _ => None,
         }),
         _ => Ok(None),

@@ -315,7 +315,7 @@ fn synchronize(
         let message = "running and runstrategy are mutually exclusive";
         return Ok((Some(SyncError::new(event::FAILED_CREATE, message)), false));
     }
-    match hibernation::action(vm, owned).unwrap_or_else(|| run_strategy::next(vm, owned, observed.now)) {
+    match hibernation::action(observed, owned).unwrap_or_else(|| run_strategy::next(vm, owned, observed.now)) {
         Action::Nothing => Ok((None, false)),
         Action::Wait(time) => {
             decision.wake(time);

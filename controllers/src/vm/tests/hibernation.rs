@@ -242,17 +242,19 @@ fn guest_is_not_resumed_with_other_disks() {
     };
     let other = "PVC root was deleted after the guest was saved, and a new one has other data: \
                  discard the saved memory to boot";
-    // The claims in the record, the disk, the last message; the next phase, and its message.
-    for (recorded, present, message, next, shown) in [
-        (json!({"root": "a"}), Some("a"), None, Some("Resuming"), None),
-        (json!({"root": "a"}), Some("b"), None, None, Some(other)),
-        (json!({"root": "a"}), None, None, None, Some(other)),
-        (json!({"root": "a"}), Some("a"), Some(other), Some("Resuming"), None),
+    // The phase, the claims in the record, the disk, the last message; the next phase, and its message.
+    for (phase, recorded, present, message, next, shown) in [
+        ("Hibernated", json!({"root": "a"}), Some("a"), None, Some("Resuming"), None),
+        ("Hibernated", json!({"root": "a"}), Some("b"), None, None, Some(other)),
+        ("Hibernated", json!({"root": "a"}), None, None, None, Some(other)),
+        ("Hibernated", json!({"root": "a"}), Some("a"), Some(other), Some("Resuming"), None),
         // An older release wrote the record.
-        (json!({}), Some("b"), None, Some("Resuming"), None),
-        (json!({}), None, None, Some("Resuming"), None),
+        ("Hibernated", json!({}), Some("b"), None, Some("Resuming"), None),
+        ("Hibernated", json!({}), None, None, Some("Resuming"), None),
+        // The start had to wait.
+        ("Resuming", json!({"root": "a"}), Some("b"), None, Some("Hibernated"), Some(other)),
     ] {
-        let mut vm = hibernating("Manual", "Hibernated");
+        let mut vm = hibernating("Manual", phase);
         let status = vm.status.as_mut().unwrap();
         status.state_change_requests = serde_json::from_value(json!([{"action": "Start"}])).unwrap();
         let known = status.hibernation.as_mut().unwrap();
@@ -264,10 +266,10 @@ fn guest_is_not_resumed_with_other_disks() {
             ..observed(&vm, None, None, &ClusterConfig::default())
         };
         let decision = decide(&observed).unwrap();
-        let (writes, phase) = acts(&decision);
-        let row = format!("{recorded} {present:?} {message:?}");
+        let (writes, written) = acts(&decision);
+        let row = format!("{phase} {recorded} {present:?} {message:?}");
         assert!(writes.is_empty(), "{row}");
-        assert_eq!(phase.as_deref().filter(|phase| *phase != "Hibernated"), next, "{row}");
+        assert_eq!(written.as_deref().filter(|written| *written != phase), next, "{row}");
         assert_eq!(status_patch(&decision)["hibernation"]["message"].as_str(), shown, "{row}");
     }
 }
