@@ -171,10 +171,21 @@ fn annotated<'a>(claim: &'a CachedClaim, key: &str) -> Option<&'a String> {
     claim.metadata.annotations.as_ref()?.get(key)
 }
 
-/// Returns true if a claim was deleted to be replaced.
+/// Returns true if a restored claim has the name that its volume had at the snapshot: in place it replaces the former claim. Without the
+/// content any may have it.
+fn is_original(observed: &Observed, restored: &VolumeRestore) -> bool {
+    let Some(content) = observed.content.as_deref() else { return true };
+    content.spec.volume_backups.iter().any(|backup| {
+        backup.volume_name == restored.volume_name
+            && backup.persistent_volume_claim.metadata.name.as_ref() == Some(&restored.persistent_volume_claim)
+    })
+}
+
+/// Returns true if a claim was deleted to be replaced. New claims take nothing from the VM.
 pub(super) fn is_begun(observed: &Observed) -> bool {
     let restores = observed.status().restores;
-    let mut claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    let originals = restores.iter().filter(|restored| is_original(observed, restored));
+    let mut claims = originals.map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     // One that is missing counts: it was deleted, or is not made yet, and failing would not bring it back.
     observed.is_in_place()
         && claims.any(|claim| {
@@ -182,26 +193,28 @@ pub(super) fn is_begun(observed: &Observed) -> bool {
         })
 }
 
-/// Returns true if this restore has made all its claims.
+/// Returns true if this restore has made all claims that it replaces.
 pub(super) fn are_made(observed: &Observed) -> bool {
     let restores = observed.status().restores;
-    let mut claims = restores.iter().map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    let originals = restores.iter().filter(|restored| is_original(observed, restored));
+    let mut claims = originals.map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     claims.all(|claim| claim.is_some_and(|claim| is_own(observed, claim)))
 }
 
 /// Deletes the claims of a restore that leaves the VM as it was.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
-    // The former content is in the snapshot only.
-    if observed.is_in_place() {
-        return let_go(observed, |is_made| !is_made);
-    }
+    let is_in_place = observed.is_in_place();
+    let mut effects = if is_in_place { let_go(observed, |is_made| !is_made) } else { Vec::new() };
     if observed.gives_up() {
-        return Vec::new();
+        return effects;
     }
     let restores = observed.status().restores;
-    let claims = restores.iter().filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
+    // The former content of a claim that was replaced is in the snapshot only.
+    let new = restores.iter().filter(|restored| !(is_in_place && is_original(observed, restored)));
+    let claims = new.filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     let own = claims.filter(|claim| is_own(observed, claim) && claim.metadata.deletion_timestamp.is_none());
-    own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED)).collect()
+    effects.extend(own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED)));
+    effects
 }
 
 /// Returns the state of the claims, and the next writes. All snapshots and storage classes must be there before a claim is replaced. A
@@ -316,12 +329,7 @@ fn irreplaceable(observed: &Observed, source: Source<'_>, claim: &str) -> Option
 
 /// Returns true if a volume gets back the claim that it had, in place of the present one.
 fn may_replace(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) -> bool {
-    let mut backups = source.content.spec.volume_backups.iter();
-    let is_original = backups.any(|backup| {
-        backup.volume_name == restored.volume_name
-            && backup.persistent_volume_claim.metadata.name.as_ref() == Some(&restored.persistent_volume_claim)
-    });
-    is_original && observed.is_in_place() && claim::is_same_vm(observed, source)
+    observed.is_in_place() && claim::is_same_vm(observed, source) && is_original(observed, restored)
 }
 
 /// Returns the DataVolume of a claim, and true if it is kept from filling a new one.

@@ -229,6 +229,67 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
 }
 
 #[test]
+fn claims_in_place_with_new_names_replace_nothing() {
+    let since = json!([{"type": "Progressing", "status": "False", "lastTransitionTime": "2030-01-01T00:10:00Z"}]);
+    let restores = |name: &str| {
+        let mut observed = in_place();
+        let status = Arc::make_mut(&mut observed.restore).status.as_mut().unwrap();
+        if name == "x" {
+            // By an override.
+            status.restores[1].persistent_volume_claim = name.to_owned();
+        } else {
+            let state = "persistent-state-for-v";
+            let restored =
+                json!({"volumeName": state, "persistentVolumeClaim": name, "volumeSnapshotName": "snap-data"});
+            status.restores.push(serde_json::from_value(restored).unwrap());
+            let content = Arc::make_mut(observed.content.as_mut().unwrap());
+            content.spec.volume_backups.push(serde_json::from_value(backup(state)).unwrap());
+        }
+        observed
+    };
+    let missing = |o: &mut Observed| {
+        o.volume_snapshots.remove("snap-root");
+        o.vm = Some(vm(&json!({"status": {"operation": {"since": "2030-01-01T00:00:00Z"}}})));
+        o.now = "2030-01-01T00:15:00Z".parse().unwrap();
+        let status = Arc::make_mut(&mut o.restore).status.as_mut().unwrap();
+        status.conditions = serde_json::from_value(since.clone()).unwrap();
+    };
+    let refused = |o: &mut Observed| {
+        let message = "denied".to_owned();
+        o.failure = Some(Failure { reason: REFUSED, message, retry_at: o.now, attempts: ATTEMPTS });
+    };
+    let deleted = |o: &mut Observed| Arc::make_mut(&mut o.restore).metadata.deletion_timestamp = Some(Time(o.now));
+    // Name of the new claim, the end, text of the failure.
+    for name in ["x", "restore-restore-uid-state"] {
+        for (end, text) in [
+            (&missing as &dyn Fn(&mut Observed), "True VolumeSnapshot missing snap-root"),
+            (&refused, "True denied"),
+            (&deleted, ""),
+        ] {
+            for is_made in [false, true] {
+                let mut observed = restores(name);
+                observed.claims.extend(is_made.then(|| claim(name, "Bound", &own())));
+                end(&mut observed);
+                assert_eq!(texts(&observed)[2], text, "{name} {is_made}");
+                let lines = lines(&observed);
+                assert!(lines.contains(&"patch VirtualMachine v status".to_owned()), "{name} {is_made}: {lines:?}");
+                let of_claims = lines.into_iter().filter(|line| line.contains("PersistentVolumeClaim"));
+                let expected = is_made.then(|| format!("delete PersistentVolumeClaim {name}"));
+                assert_eq!(of_claims.collect::<Vec<_>>(), expected.into_iter().collect::<Vec<_>>(), "{name} {text}");
+            }
+        }
+    }
+    // A replaced disk is made before the end, and the new claim goes.
+    let mut begun = restores("x");
+    begun.claims = [claim("x", "Bound", &own())].into();
+    deleted(&mut begun);
+    assert!(lines(&begun).contains(&"create PersistentVolumeClaim root".to_owned()));
+    begun.claims.extend([claim("root", "Pending", &own())]);
+    let deletions: Vec<String> = lines(&begun).into_iter().filter(|line| line.starts_with("delete")).collect();
+    assert_eq!(deletions, ["delete PersistentVolumeClaim x"]);
+}
+
+#[test]
 fn snapshot_is_held_while_its_claim_is_replaced() {
     let hold = |change: &Value| claim("hold-restore-uid-root", "Pending", change);
     let mut going = own();
