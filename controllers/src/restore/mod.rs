@@ -200,8 +200,9 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
         .before(observed.finalizer(true)));
     }
     if let Some(failure) = observed.refusal() {
-        if failure.attempts >= ATTEMPTS && may_fail(observed) {
-            return failed(observed, &failure.message);
+        // The answers to all writes are known by now: a claim that is marked and stays was not deleted.
+        if failure.attempts >= ATTEMPTS && !(observed.is_done() || volumes::has_deleted(observed)) {
+            return leave(observed, Shown::failed(&failure.message));
         }
         if failure.blocks(observed.now) {
             let wait = failure.remaining(observed.now);
@@ -364,6 +365,11 @@ fn fail(observed: &Observed, text: &str, shown: Shown) -> Result<Step, serde_jso
     if !may_fail(observed) {
         return Ok(Step::show(Shown::error(text)).wake(RETRY));
     }
+    leave(observed, shown)
+}
+
+/// Ends a restore, and leaves the VM as it was.
+fn leave(observed: &Observed, shown: Shown) -> Result<Step, serde_json::Error> {
     Ok(Step::show(shown).before(volumes::clean_up(observed)).before(observed.release(false)?))
 }
 

@@ -181,16 +181,32 @@ fn is_original(observed: &Observed, restored: &VolumeRestore) -> bool {
     })
 }
 
-/// Returns true if a claim was deleted to be replaced. New claims take nothing from the VM.
+/// Returns true if this restore has marked a claim that it deletes to replace it.
+fn is_marked(observed: &Observed, claim: &CachedClaim) -> bool {
+    annotated(claim, annotation::REPLACED_BY).is_some_and(|id| *id == observed.id())
+}
+
+/// Returns true for the end of a claim that a restore replaces.
+fn is_going(claim: &CachedClaim) -> bool {
+    claim.metadata.deletion_timestamp.is_some() && annotated(claim, annotation::REPLACED_BY).is_some()
+}
+
+/// Returns true if a claim was deleted to be replaced, or the write before was done. New claims take nothing from the VM.
 pub(super) fn is_begun(observed: &Observed) -> bool {
+    has_replaced(observed, |claim| is_going(claim) || is_marked(observed, claim))
+}
+
+/// Returns true if a claim was deleted to be replaced. Of a refused deletion the mark is left.
+pub(super) fn has_deleted(observed: &Observed) -> bool {
+    has_replaced(observed, is_going)
+}
+
+fn has_replaced(observed: &Observed, goes: impl Fn(&CachedClaim) -> bool) -> bool {
     let restores = observed.status().restores;
     let originals = restores.iter().filter(|restored| is_original(observed, restored));
     let mut claims = originals.map(|restored| observed.claims.get(&restored.persistent_volume_claim));
     // One that is missing counts: it was deleted, or is not made yet, and failing would not bring it back.
-    observed.is_in_place()
-        && claims.any(|claim| {
-            claim.is_none_or(|claim| is_own(observed, claim) || annotated(claim, annotation::REPLACED_BY).is_some())
-        })
+    observed.is_in_place() && claims.any(|claim| claim.is_none_or(|claim| is_own(observed, claim) || goes(claim)))
 }
 
 /// Returns true if this restore has made all claims that it replaces.
@@ -201,20 +217,29 @@ pub(super) fn are_made(observed: &Observed) -> bool {
     claims.all(|claim| claim.is_some_and(|claim| is_own(observed, claim)))
 }
 
-/// Deletes the claims of a restore that leaves the VM as it was.
+/// Deletes the claims of a restore that leaves the VM as it was, and removes its marks.
 pub(super) fn clean_up(observed: &Observed) -> Vec<Effect> {
     let is_in_place = observed.is_in_place();
-    let mut effects = if is_in_place { let_go(observed, |is_made| !is_made) } else { Vec::new() };
+    let holds = if is_in_place { let_go(observed, |is_made| !is_made) } else { Vec::new() };
     if observed.gives_up() {
-        return effects;
+        return holds;
     }
     let restores = observed.status().restores;
+    let claim = |restored: &VolumeRestore| {
+        let known = observed.claims.get(&restored.persistent_volume_claim);
+        known.filter(|claim| claim.metadata.deletion_timestamp.is_none())
+    };
+    // The first writes: a claim that was deleted nevertheless has another version, which ends the rest.
+    let marked = restores.iter().filter_map(claim).filter(|claim| is_marked(observed, claim));
+    let unmarked = marked.map(|claim| {
+        let patch = json!({"metadata": {"annotations": {annotation::REPLACED_BY: null}}});
+        Effect::merge(Kind::Claim, &claim.metadata, patch).refused_as(REFUSED)
+    });
     // The former content of a claim that was replaced is in the snapshot only.
     let new = restores.iter().filter(|restored| !(is_in_place && is_original(observed, restored)));
-    let claims = new.filter_map(|restored| observed.claims.get(&restored.persistent_volume_claim));
-    let own = claims.filter(|claim| is_own(observed, claim) && claim.metadata.deletion_timestamp.is_none());
-    effects.extend(own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED)));
-    effects
+    let own = new.filter_map(claim).filter(|claim| is_own(observed, claim));
+    let deleted = own.map(|claim| Effect::delete(Kind::Claim, &claim.metadata).refused_as(REFUSED));
+    unmarked.chain(holds).chain(deleted).collect()
 }
 
 /// Returns the state of the claims, and the next writes. All snapshots and storage classes must be there before a claim is replaced. A

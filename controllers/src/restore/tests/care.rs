@@ -185,6 +185,7 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
         [shown[0], "create PersistentVolumeClaim data"],
         ["patch VirtualMachine v status", shown[0], "patch VirtualMachineRestore r"],
     );
+    let unmarked = ["patch PersistentVolumeClaim root", ends[0], ends[1], ends[2]];
     let replaces = [
         shown[0],
         "create PersistentVolumeClaim hold-restore-uid-root",
@@ -208,6 +209,8 @@ fn deleted_restore_makes_the_claims_that_it_has_deleted() {
         // Another party keeps it.
         (Some(&going), Some(&own()), &as_is, &shown),
         (Some(&going), Some(&own()), &late, &ends),
+        // Its deletion was refused.
+        (Some(&replaced), Some(&former), &late, &unmarked),
         (Some(&own()), None, &as_is, &made),
         (Some(&own()), None, &vm_goes, &ends),
         (Some(&own()), None, &|o| o.vm = None, &ends[1..]),
@@ -287,6 +290,47 @@ fn claims_in_place_with_new_names_replace_nothing() {
     begun.claims.extend([claim("root", "Pending", &own())]);
     let deletions: Vec<String> = lines(&begun).into_iter().filter(|line| line.starts_with("delete")).collect();
     assert_eq!(deletions, ["delete PersistentVolumeClaim x"]);
+}
+
+#[test]
+fn refused_deletion_of_a_claim_ends_a_restore_in_place() {
+    let marked = |id: &str| json!({"metadata": {"annotations": {"ferrovirt.io/replaced-by-restore": id}}});
+    let going = |id: &str| {
+        let mut claim = marked(id);
+        claim["metadata"]["deletionTimestamp"] = json!("2030-01-01T00:00:30Z");
+        claim
+    };
+    let in_place = |root: &Value| {
+        let mut observed = in_place();
+        observed.claims.extend([claim("root", "Bound", root)]);
+        observed
+    };
+    // The claim, refusals; the restore fails, and the mark goes.
+    for (root, attempts, fails, is_unmarked) in [
+        (marked(ID), ATTEMPTS - 1, false, false),
+        (marked(ID), ATTEMPTS, true, true),
+        // The removal of the mark was refused as well.
+        (marked(ID), ATTEMPTS + 1, true, false),
+        (marked("other"), ATTEMPTS, true, false),
+        (going(ID), ATTEMPTS, false, false),
+        (going("other"), ATTEMPTS, false, false),
+    ] {
+        let mut observed = in_place(&root);
+        let retry_at = observed.now + jiff::SignedDuration::from_secs(1);
+        observed.failure = Some(Failure { reason: REFUSED, message: "denied".to_owned(), retry_at, attempts });
+        assert_eq!(texts(&observed)[2], if fails { "True denied" } else { "" }, "{root} {attempts}");
+        assert_eq!(lines(&observed).contains(&"patch VirtualMachine v status".to_owned()), fails, "{root} {attempts}");
+        let unmarked = json!({"metadata": {"annotations": {"ferrovirt.io/replaced-by-restore": null}}});
+        let expected = if is_unmarked { unmarked } else { Value::Null };
+        assert_eq!(patch(&observed, Kind::Claim, None), expected, "{root} {attempts}");
+    }
+    // The mark of another restore is no beginning of this one.
+    for (root, fails) in [(marked("other"), true), (marked(ID), false), (going("other"), false)] {
+        let mut observed = in_place(&root);
+        Arc::make_mut(&mut observed.restore).spec.target_readiness_policy = Some("FailImmediate".to_owned());
+        observed.vmi = instance("Running");
+        assert_eq!(texts(&observed)[2].starts_with("True"), fails, "{root}");
+    }
 }
 
 #[test]
