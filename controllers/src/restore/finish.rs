@@ -69,7 +69,7 @@ fn own(observed: &Observed, vm: &VirtualMachine, effects: &mut Vec<Effect>) {
 }
 
 /// Gives the VM its restored state: the claim gets the label by which the VM finds it, and then the former one is deleted. One that was
-/// not made for the VM loses its label instead.
+/// not made for the VM, or that another party does not let go, loses its label instead.
 fn take_state(observed: &Observed, effects: &mut Vec<Effect>) {
     let volume = format!("{}{}", persistent_state::PREFIX, observed.target());
     let restores = observed.status().restores;
@@ -82,8 +82,10 @@ fn take_state(observed: &Observed, effects: &mut Vec<Effect>) {
         effects.push(Effect::merge(Kind::Claim, &claim.metadata, label));
     }
     for former in observed.states.iter().filter(|state| state.metadata.uid != claim.metadata.uid) {
-        if !belongs(former) {
-            let unlabelled = json!({"metadata": {"labels": {persistent_state::LABEL: null}}});
+        if !belongs(former) || observed.gives_up() {
+            let (labels, annotations) =
+                (json!({persistent_state::LABEL: null}), json!({annotation::REPLACED_BY: null}));
+            let unlabelled = json!({"metadata": {"labels": labels, "annotations": annotations}});
             effects.push(Effect::merge(Kind::Claim, &former.metadata, unlabelled));
             continue;
         }

@@ -130,6 +130,20 @@ fn restored_state_replaces_the_former_one() {
             "delete PersistentVolumeClaim state-1"
         ]
     );
+    // Its deletion is refused: it stays without the label, and the restore completes.
+    observed.states.push(observed.claims["state-2"].clone());
+    for (attempts, expected) in [(ATTEMPTS, &["patch", "delete"][..]), (ATTEMPTS + 1, &["patch"])] {
+        let refused = Failure { reason: REFUSED, message: "denied".to_owned(), retry_at: observed.now, attempts };
+        observed.failure = Some(refused);
+        let mut writes = lines(&observed);
+        writes.retain(|line| line.ends_with(" PersistentVolumeClaim state-1"));
+        let expected: Vec<String> =
+            expected.iter().map(|verb| format!("{verb} PersistentVolumeClaim state-1")).collect();
+        assert_eq!(writes, expected, "{attempts}");
+        let labels = patch(&observed, Kind::Claim, None)["metadata"]["labels"].clone();
+        assert_eq!(labels.get("persistent-state-for"), (attempts > ATTEMPTS).then_some(&Value::Null), "{attempts}");
+        assert_eq!(texts(&observed)[1], "True Operation complete", "{attempts}");
+    }
 }
 
 #[test]
