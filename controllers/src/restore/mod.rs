@@ -199,6 +199,10 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
         ))
         .before(observed.finalizer(true)));
     }
+    if has_lost_target(observed) {
+        // The VM, which waits for this, can be gone before its lease could be released.
+        return Ok(Step::show(Shown::failed("restore target was deleted")).before(volumes::clean_up(observed)));
+    }
     if let Some(failure) = observed.refusal() {
         // The answers to all writes are known by now: a claim that is marked and stays was not deleted.
         if failure.attempts >= ATTEMPTS && !(observed.is_done() || volumes::has_deleted(observed)) {
@@ -224,6 +228,15 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
 /// Returns true if the VM is as it was before the restore.
 fn may_fail(observed: &Observed) -> bool {
     !(observed.is_done() || volumes::is_begun(observed))
+}
+
+/// Returns true if the target is deleted before it was changed. A restore that was created later makes the VM again, and so does one that
+/// has deleted its claims.
+fn has_lost_target(observed: &Observed) -> bool {
+    let deleted = observed.vm.as_ref().and_then(|vm| vm.metadata.deletion_timestamp.as_ref());
+    let created = observed.restore.metadata.creation_timestamp.as_ref();
+    let is_known = deleted.is_some_and(|deleted| created.is_none_or(|created| created.0 <= deleted.0));
+    is_known && may_fail(observed)
 }
 
 /// Waits for the guest's end and for the snapshot, and takes the lease.

@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use api::{
-    VirtualMachineSpec,
+    VirtualMachine, VirtualMachineSpec,
     cdi::{DataVolume, annotation as cdi},
     constants::annotation,
     hotplug::dump_claim,
-    names,
+    names, owner,
     snapshot::{
         content::VolumeBackup,
         restore::{VirtualMachineRestore, VolumeRestore},
@@ -256,7 +256,7 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
         let name = &restored.persistent_volume_claim;
         match observed.claims.get(name) {
             Some(claim) if is_own(observed, claim) => match claim.phase.as_str() {
-                _ if claim.metadata.deletion_timestamp.is_some() => waits = true,
+                _ if claim.metadata.deletion_timestamp.is_some() || is_left(observed, claim) => waits = true,
                 "Lost" => {
                     return Ok(Progress::Failed(format!("PVC {}/{name} in status \"Lost\"", observed.namespace())));
                 }
@@ -292,6 +292,12 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
         None if waits => Progress::Works(effects),
         None => Progress::Made,
     })
+}
+
+/// Returns true for the claim of a former VM of the name: the garbage collector is about to delete it.
+fn is_left(observed: &Observed, claim: &CachedClaim) -> bool {
+    let vm = observed.vm.as_ref().and_then(|vm| vm.metadata.uid.as_ref());
+    owner::controller_of_kind::<VirtualMachine>(&claim.metadata).is_some_and(|owner| vm != Some(&owner.uid))
 }
 
 /// Returns why a claim that is not made yet cannot be made now.

@@ -549,6 +549,70 @@ fn restore_outlives_its_target() {
 }
 
 #[test]
+fn restore_fails_when_its_target_is_deleted() {
+    let deleted = |at: &str| Some(vm(&json!({"metadata": {"deletionTimestamp": at}})));
+    let (failed, waits) = ("True restore target was deleted", "True restore target is being deleted");
+    let made = || Observed { claims: bound(), ..observed(&named()) };
+    let runs = || Observed { vmi: instance("Running"), ..made() };
+    let refused = || {
+        let mut refused = made();
+        let (message, retry_at) = ("denied".to_owned(), refused.now + jiff::SignedDuration::from_secs(9));
+        refused.failure = Some(Failure { reason: REFUSED, message, retry_at, attempts: 1 });
+        refused
+    };
+    let begun = || {
+        let mut begun = in_place();
+        begun.claims.remove("root");
+        begun
+    };
+    // The restore, true if it was created before the deletion, true if it fails.
+    for (restore, is_older, fails) in [
+        (&made as &dyn Fn() -> Observed, true, true),
+        (&runs, true, true),
+        (&refused, true, true),
+        (&in_place, true, true),
+        // The VM would lack a disk.
+        (&begun, true, false),
+        // The VM is to be made again.
+        (&made, false, false),
+    ] {
+        let mut observed = restore();
+        observed.vm = deleted(if is_older { "2030-01-01T00:00:30Z" } else { "2029-12-31T23:59:59Z" });
+        let claims: Vec<String> = observed.claims.keys().filter(|name| name.starts_with("restore-")).cloned().collect();
+        let shown = texts(&observed);
+        assert_eq!(if fails { &shown[2] } else { &shown[0] }, if fails { failed } else { waits });
+        let mut expected: Vec<String> =
+            claims.iter().map(|name| format!("delete PersistentVolumeClaim {name}")).collect();
+        expected.retain(|_| fails);
+        expected.push("patch VirtualMachineRestore r status".to_owned());
+        assert_eq!(lines(&observed), expected);
+    }
+}
+
+#[test]
+fn claims_of_a_former_vm_are_not_used() {
+    let (updating, creating) = ("True Updating target spec", "True Creating new PVCs");
+    let name = "restore-restore-uid-data";
+    for (owner, has_vm, text) in [
+        (None, false, updating),
+        (Some("vm-uid"), true, updating),
+        (Some("vm-uid"), false, creating),
+        (Some("former"), true, creating),
+    ] {
+        let mut observed = observed(&named());
+        observed.claims = bound();
+        let mut change = own();
+        change["metadata"]["ownerReferences"] = owner.map_or(Value::Null, |uid| {
+            json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}])
+        });
+        observed.claims.extend([claim(name, "Bound", &change)]);
+        observed.vm = observed.vm.filter(|_| has_vm);
+        assert_eq!(texts(&observed)[0], text, "{owner:?} {has_vm}");
+        assert_eq!(lines(&observed).iter().any(|line| line.ends_with("VirtualMachine v")), text == updating);
+    }
+}
+
+#[test]
 fn deleted_vm_is_made_again_with_its_state() {
     for (exists, labelled) in [(false, true), (true, false)] {
         let mut status = named();

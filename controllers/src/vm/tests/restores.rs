@@ -101,6 +101,16 @@ fn deleted_vm_waits_for_the_end_of_its_restore_for_a_short_time() {
 }
 
 #[test]
+fn deleted_vm_waits_for_the_failure_of_older_restores() {
+    // Age of a restore that has not changed the VM, time since the deletion.
+    for (age, seconds, waits) in [(60, 9, true), (60, 10, false), (5, 9, false)] {
+        let created = Time(now() - SignedDuration::from_secs(age));
+        let open = json!({"metadata": {"uid": "other", "creationTimestamp": created}, "status": {"complete": false}});
+        assert_eq!(patched(&deleted(seconds), None, &open, None).is_empty(), waits, "{age} {seconds}");
+    }
+}
+
+#[test]
 fn refusals_do_not_keep_a_deleted_vm_for_ever() {
     let (soon, past) = (now() + SignedDuration::from_secs(1), now());
     for (attempts, retry_at, expected) in [
