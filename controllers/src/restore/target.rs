@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{Observed, REFUSED, Source, volumes};
 use crate::{
     owned_vmis::firmware_uuid,
+    resources::claims::claim_name,
     runtime::{Effect, Kind, RevisionCopy},
     snapshot::restored_copy_name,
 };
@@ -156,7 +157,30 @@ fn created(
         status: None,
     };
     let mut vm = patches::apply(&observed.restore.spec.patches, &vm)?;
-    // After the patches: by it the restore knows its VM.
+    // After the patches, whose paths are those of the snapshot.
+    if of.name.as_deref() != Some(observed.target()) {
+        drop_shared(observed, source, &mut vm.spec);
+    }
+    // By it the restore knows its VM.
     vm.metadata.annotations.get_or_insert_default().insert(annotation::LAST_RESTORE.to_owned(), observed.id());
     Ok(vm)
+}
+
+/// Removes the templates of shareable disks that the snapshot does not have: their DataVolumes are those of the captured VM, and another
+/// VM with such a template would not start. A disk that is not shareable keeps its template, since two VMs would write to it.
+fn drop_shared(observed: &Observed, source: Source<'_>, spec: &mut VirtualMachineSpec) {
+    let Some(template) = &spec.template.spec else { return };
+    let is_shared = |name: &str| {
+        let mut volumes = template.volumes.iter().filter(|volume| claim_name(volume) == Some(name));
+        let disks = &template.domain.devices.disks;
+        volumes.any(|volume| disks.iter().any(|disk| disk.name == volume.name && disk.shareable == Some(true)))
+    };
+    let restores = observed.status().restores;
+    let is_restored = |name: &str| restores.iter().any(|restored| restored.data_volume_name.as_deref() == Some(name));
+    let captured = |name: &str| {
+        let mut templates = source.vm.spec.iter().flat_map(|spec| &spec.data_volume_templates);
+        templates.any(|known| known.metadata.name.as_deref() == Some(name))
+    };
+    let is_left = |name: &str| captured(name) && is_shared(name) && !is_restored(name);
+    spec.data_volume_templates.retain(|known| !known.metadata.name.as_deref().is_some_and(is_left));
 }

@@ -123,11 +123,10 @@ fn restored_name(observed: &Observed, source: Source<'_>, backup: &VolumeBackup)
 fn data_volume(observed: &Observed, source: Source<'_>, backup: &VolumeBackup, claim: &str) -> Option<String> {
     let spec = source.vm.spec.as_ref()?;
     let volumes = spec.template.spec.iter().flat_map(|spec| &spec.volumes);
-    let named =
-        volumes.filter(|volume| volume.name == backup.volume_name).find_map(|volume| volume.data_volume.as_ref());
+    // Its volume can name the claim as well.
+    let named = volumes.filter(|volume| volume.name == backup.volume_name).find_map(claim_name);
     let mut templates = spec.data_volume_templates.iter();
-    let is_templated =
-        named.is_some_and(|named| templates.any(|known| known.metadata.name.as_ref() == Some(&named.name)));
+    let is_templated = named.is_some_and(|named| templates.any(|known| known.metadata.name.as_deref() == Some(named)));
     let replaced = || observed.claims.get(claim)?.data_volume().filter(|_| observed.is_in_place());
     if is_templated { Some(claim.to_owned()) } else { replaced().map(|(name, _)| name.to_owned()) }
 }
@@ -138,17 +137,19 @@ pub(super) fn rename(spec: &mut VirtualMachineSpec, restores: &[VolumeRestore]) 
     template.volumes.retain(|volume| dump_claim(volume).is_none());
     for volume in &mut template.volumes {
         let Some(restored) = restores.iter().find(|restored| restored.volume_name == volume.name) else { continue };
+        let Some(former) = claim_name(volume).map(str::to_owned) else { continue };
+        let mut templates = spec.data_volume_templates.iter_mut();
+        let template = templates.find(|known| known.metadata.name.as_ref() == Some(&former));
+        let templated = template.zip(restored.data_volume_name.as_ref()).map(|(template, name)| {
+            template.metadata.name = Some(name.clone());
+            name
+        });
         if let Some(claim) = &mut volume.persistent_volume_claim {
             claim.claim_name.clone_from(&restored.persistent_volume_claim);
         }
         let Some(source) = &mut volume.data_volume else { continue };
-        let mut templates = spec.data_volume_templates.iter_mut();
-        let template = templates.find(|known| known.metadata.name.as_ref() == Some(&source.name));
-        match template.zip(restored.data_volume_name.as_ref()) {
-            Some((template, name)) => {
-                template.metadata.name = Some(name.clone());
-                source.name.clone_from(name);
-            }
+        match templated {
+            Some(name) => source.name.clone_from(name),
             // One without a template as well, even if its claim is made again in place: the claim is what was restored.
             None => {
                 let claim = PersistentVolumeClaimVolumeSource {

@@ -59,3 +59,44 @@ fn created_vm_has_the_mark_of_its_restore_whatever_patches_remove() {
     });
     assert_eq!(created.unwrap()["metadata"]["annotations"], json!({"restore.kubevirt.io/lastRestoreUID": ID}));
 }
+
+#[test]
+fn template_of_a_claim_volume_is_restored_with_it() {
+    let mut observed = observed(&json!({}));
+    let content = Arc::make_mut(observed.content.as_mut().unwrap());
+    let captured = content.spec.source.virtual_machine.as_mut().unwrap().spec.as_mut().unwrap();
+    let volume = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
+    captured.template.spec.as_mut().unwrap().volumes[0] = serde_json::from_value(volume).unwrap();
+    let status = patch(&observed, Kind::VmRestore, Some("status"))["status"].clone();
+    assert_eq!(status["restores"], named()["status"]["restores"]);
+    assert_eq!(status["deletedDataVolumes"], json!(["root"]));
+    (observed.restore, observed.claims) = (restore(&named()), bound());
+    let spec = patch(&observed, Kind::VirtualMachine, None)["spec"].clone();
+    let root = &spec["template"]["spec"]["volumes"][0];
+    assert_eq!(spec["dataVolumeTemplates"][0]["metadata"]["name"], "restore-restore-uid-root");
+    assert_eq!(root["persistentVolumeClaim"]["claimName"], "restore-restore-uid-root");
+    assert_eq!(root["dataVolume"], Value::Null);
+}
+
+#[test]
+fn new_vm_has_no_template_of_a_disk_that_it_shares() {
+    for (target, shareable, templates) in [("w", true, 0), ("w", false, 1), ("v", true, 1)] {
+        let mut status = named();
+        status["spec"] = json!({"target": {"name": target}});
+        status["status"]["restores"].as_array_mut().unwrap().remove(0);
+        let mut observed = observed(&status);
+        (observed.vm, observed.claims) = (None, bound());
+        let content = Arc::make_mut(observed.content.as_mut().unwrap());
+        content.spec.volume_backups.retain(|backup| backup.volume_name != "root");
+        let captured = content.spec.source.virtual_machine.as_mut().unwrap().spec.as_mut().unwrap();
+        let disks = json!([{"name": "root", "disk": {}, "shareable": shareable}]);
+        captured.template.spec.as_mut().unwrap().domain.devices.disks = serde_json::from_value(disks).unwrap();
+        let created = effects(&observed).into_iter().find_map(|effect| match effect {
+            Effect::Create { kind: Kind::VirtualMachine, object, .. } => Some(object),
+            _ => None,
+        });
+        let spec = created.unwrap()["spec"].clone();
+        assert_eq!(spec["dataVolumeTemplates"].as_array().map_or(0, Vec::len), templates, "{target} {shareable}");
+        assert_eq!(spec["template"]["spec"]["volumes"][0]["dataVolume"]["name"], "root");
+    }
+}
