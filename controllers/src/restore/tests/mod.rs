@@ -2,6 +2,7 @@
 
 mod care;
 mod end;
+mod replace;
 mod vms;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
