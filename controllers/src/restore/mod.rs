@@ -230,12 +230,12 @@ fn may_fail(observed: &Observed) -> bool {
     !(observed.is_done() || volumes::is_begun(observed))
 }
 
-/// Returns true if the target is deleted before it was changed. A restore that was created later makes the VM again, and so does one that
-/// has deleted its claims.
+/// Returns true if the target is deleted before it was changed. A restore that was created later makes the VM again, as does one that has
+/// deleted its claims. Times are in seconds, and a VM that is gone can be in the cache for a moment.
 fn has_lost_target(observed: &Observed) -> bool {
     let deleted = observed.vm.as_ref().and_then(|vm| vm.metadata.deletion_timestamp.as_ref());
     let created = observed.restore.metadata.creation_timestamp.as_ref();
-    let is_known = deleted.is_some_and(|deleted| created.is_none_or(|created| created.0 <= deleted.0));
+    let is_known = deleted.is_some_and(|deleted| created.is_none_or(|created| created.0 < deleted.0));
     is_known && may_fail(observed)
 }
 

@@ -32,7 +32,7 @@ pub(super) fn release(observed: &Observed, decision: &mut Decision) -> bool {
         let deleted = vm.deletion_timestamp.as_ref();
         let is_awaited = |restore: &VirtualMachineRestore| {
             let dates = restore.metadata.creation_timestamp.as_ref().zip(deleted);
-            let is_older = dates.is_some_and(|(created, deleted)| created.0 <= deleted.0);
+            let is_older = dates.is_some_and(|(created, deleted)| created.0 < deleted.0);
             !restore.is_final() && (is_older || last.is_some_and(|id| *id == restore.id()))
         };
         let is_in_time = deleted.is_some_and(|deleted| observed.now.duration_since(deleted.0) < PATIENCE);
