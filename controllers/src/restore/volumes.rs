@@ -295,10 +295,13 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
     })
 }
 
-/// Returns true for the claim of a former VM of the name: the garbage collector is about to delete it.
+/// Returns true for the claim of a former VM of the name, or of a DataVolume of that VM: the garbage collector is about to delete it.
 fn is_left(observed: &Observed, claim: &CachedClaim) -> bool {
     let vm = observed.vm.as_ref().and_then(|vm| vm.metadata.uid.as_ref());
-    owner::controller_of_kind::<VirtualMachine>(&claim.metadata).is_some_and(|owner| vm != Some(&owner.uid))
+    let volume = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
+    let owned = volume.map_or(&claim.metadata, |volume| &volume.metadata);
+    owner::controller_of_kind::<VirtualMachine>(owned)
+        .is_some_and(|owner| owner.name == observed.target() && vm != Some(&owner.uid))
 }
 
 /// Returns why a claim that is not made yet cannot be made now.

@@ -263,16 +263,28 @@ fn claims_of_a_former_vm_are_not_used() {
         (Some("vm-uid"), false, creating),
         (Some("former"), true, creating),
     ] {
-        let mut observed = observed(&named());
-        observed.claims = bound();
-        let mut change = own();
-        change["metadata"]["ownerReferences"] = owner.map_or(Value::Null, |uid| {
-            json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}])
-        });
-        observed.claims.extend([claim(name, "Bound", &change)]);
-        observed.vm = observed.vm.filter(|_| has_vm);
-        assert_eq!(texts(&observed)[0], text, "{owner:?} {has_vm}");
-        assert_eq!(lines(&observed).iter().any(|line| line.ends_with("VirtualMachine v")), text == updating);
+        // A DataVolume has taken over the claim.
+        for is_taken in [false, true] {
+            let of_vm = owner.map_or(Value::Null, |uid| {
+                json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}])
+            });
+            let of_volume = json!([{
+                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "x", "uid": "dv", "controller": true,
+            }]);
+            let volume = json!({
+                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "spec": {},
+                "metadata": {"name": "x", "namespace": "n", "uid": "dv", "ownerReferences": of_vm},
+            });
+            let mut observed = observed(&named());
+            observed.claims = bound();
+            let mut change = own();
+            change["metadata"]["ownerReferences"] = if is_taken { of_volume } else { of_vm };
+            observed.claims.extend([claim(name, "Bound", &change)]);
+            observed.data_volumes = [("x".to_owned(), object(volume, &json!({})))].into();
+            observed.vm = observed.vm.filter(|_| has_vm);
+            assert_eq!(texts(&observed)[0], text, "{owner:?} {has_vm} {is_taken}");
+            assert_eq!(lines(&observed).iter().any(|line| line.ends_with("VirtualMachine v")), text == updating);
+        }
     }
 }
 
