@@ -323,7 +323,8 @@ fn hindrance(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) 
         Some(snapshot) if !snapshot.ready => Some(format!("VolumeSnapshot {name} not ready")),
         // Nothing is made from it any more. The claim that was deleted already is made nevertheless, and keeps it.
         Some(snapshot)
-            if snapshot.metadata.deletion_timestamp.is_some() && !(observed.is_in_place() && present.is_none()) =>
+            if snapshot.metadata.deletion_timestamp.is_some()
+                && !(observed.is_in_place() && present.is_none() && is_original(observed, restored)) =>
         {
             Some(format!("VolumeSnapshot {name} is being deleted"))
         }

@@ -299,12 +299,16 @@ fn snapshot_is_held_while_its_claim_is_replaced() {
 
 #[test]
 fn claim_is_not_replaced_by_a_snapshot_that_is_being_deleted() {
-    for (is_replaced, text, made) in [
-        (false, "False VolumeSnapshot snap-root is being deleted", &[][..]),
+    for (is_replaced, name, text, made) in [
+        (false, "root", "False VolumeSnapshot snap-root is being deleted", &[][..]),
         // The pending claim keeps the content.
-        (true, "True Creating new PVCs", &["create PersistentVolumeClaim root"][..]),
+        (true, "root", "True Creating new PVCs", &["create PersistentVolumeClaim root"][..]),
+        // Nothing was deleted for the claim with a new name.
+        (true, "x", "False VolumeSnapshot snap-root is being deleted", &[][..]),
     ] {
         let mut observed = in_place();
+        let status = Arc::make_mut(&mut observed.restore).status.as_mut().unwrap();
+        status.restores[0].persistent_volume_claim = name.to_owned();
         let mut snapshot = (*observed.volume_snapshots["snap-root"]).clone();
         snapshot.metadata.deletion_timestamp = Some(Time(observed.now));
         observed.volume_snapshots.insert("snap-root".to_owned(), Arc::new(snapshot));
