@@ -97,6 +97,8 @@ impl Controller for Restores {
         let claims = caches.claims_named(&own, claim_names(&restore, content.as_deref()));
         let volumes = restore.status.iter().flat_map(|status| &status.deleted_data_volumes).cloned();
         let volumes = volumes.chain(claims.values().filter_map(|claim| Some(claim.data_volume()?.0.to_owned())));
+        let restored = restore.status.iter().flat_map(|status| &status.restores);
+        let volumes = volumes.chain(restored.filter_map(|restored| restored.data_volume_name.clone()));
         let backups = content.as_deref().into_iter().flat_map(|content| &content.spec.volume_backups);
         let captured_classes =
             backups.filter_map(|backup| backup.persistent_volume_claim.spec.as_ref()?.storage_class_name.clone());

@@ -257,7 +257,7 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
         let name = &restored.persistent_volume_claim;
         match observed.claims.get(name) {
             Some(claim) if is_own(observed, claim) => match claim.phase.as_str() {
-                _ if claim.metadata.deletion_timestamp.is_some() || is_left(observed, claim) => waits = true,
+                _ if claim.metadata.deletion_timestamp.is_some() || is_left(observed, restored, claim) => waits = true,
                 "Lost" => {
                     return Ok(Progress::Failed(format!("PVC {}/{name} in status \"Lost\"", observed.namespace())));
                 }
@@ -295,13 +295,16 @@ pub(super) fn progress(observed: &Observed, source: Source<'_>) -> Result<Progre
     })
 }
 
-/// Returns true for the claim of a former VM of the name, or of a DataVolume of that VM: the garbage collector is about to delete it.
-fn is_left(observed: &Observed, claim: &CachedClaim) -> bool {
+/// Returns true for the claim of a former VM of the name: the garbage collector is about to delete it. A DataVolume of that VM, which takes
+/// over the claim, goes with it.
+fn is_left(observed: &Observed, restored: &VolumeRestore, claim: &CachedClaim) -> bool {
     let vm = observed.vm.as_ref().and_then(|vm| vm.metadata.uid.as_ref());
-    let volume = claim.data_volume().and_then(|(name, _)| observed.data_volumes.get(name));
-    let owned = volume.map_or(&claim.metadata, |volume| &volume.metadata);
-    owner::controller_of_kind::<VirtualMachine>(owned)
-        .is_some_and(|owner| owner.name == observed.target() && vm != Some(&owner.uid))
+    let volume = restored.data_volume_name.as_ref().and_then(|name| observed.data_volumes.get(name));
+    let mut owned = [&claim.metadata].into_iter().chain(volume.map(|volume| &volume.metadata));
+    owned.any(|meta| {
+        let owner = owner::controller_of_kind::<VirtualMachine>(meta);
+        owner.is_some_and(|owner| owner.name == observed.target() && vm != Some(&owner.uid))
+    })
 }
 
 /// Returns why a claim that is not made yet cannot be made now.

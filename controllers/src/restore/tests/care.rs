@@ -256,33 +256,33 @@ fn restore_fails_when_its_target_is_deleted() {
 #[test]
 fn claims_of_a_former_vm_are_not_used() {
     let (updating, creating) = ("True Updating target spec", "True Creating new PVCs");
-    let name = "restore-restore-uid-data";
+    let [root, data] = ["root", "data"].map(|volume| format!("restore-restore-uid-{volume}"));
     for (owner, has_vm, text) in [
         (None, false, updating),
         (Some("vm-uid"), true, updating),
         (Some("vm-uid"), false, creating),
         (Some("former"), true, creating),
     ] {
-        // A DataVolume has taken over the claim.
-        for is_taken in [false, true] {
-            let of_vm = owner.map_or(Value::Null, |uid| {
+        // The owner of a claim, or of the DataVolume that takes it over.
+        for is_of_volume in [false, true] {
+            let owners = owner.map_or(Value::Null, |uid| {
                 json!([{"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "v", "uid": uid, "controller": true}])
-            });
-            let of_volume = json!([{
-                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "name": "x", "uid": "dv", "controller": true,
-            }]);
-            let volume = json!({
-                "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "spec": {},
-                "metadata": {"name": "x", "namespace": "n", "uid": "dv", "ownerReferences": of_vm},
             });
             let mut observed = observed(&named());
             observed.claims = bound();
-            let mut change = own();
-            change["metadata"]["ownerReferences"] = if is_taken { of_volume } else { of_vm };
-            observed.claims.extend([claim(name, "Bound", &change)]);
-            observed.data_volumes = [("x".to_owned(), object(volume, &json!({})))].into();
+            if is_of_volume {
+                let volume = json!({
+                    "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume", "spec": {},
+                    "metadata": {"name": root, "namespace": "n", "ownerReferences": owners},
+                });
+                observed.data_volumes = [(root.clone(), object(volume, &json!({})))].into();
+            } else {
+                let mut change = own();
+                change["metadata"]["ownerReferences"] = owners;
+                observed.claims.extend([claim(&data, "Bound", &change)]);
+            }
             observed.vm = observed.vm.filter(|_| has_vm);
-            assert_eq!(texts(&observed)[0], text, "{owner:?} {has_vm} {is_taken}");
+            assert_eq!(texts(&observed)[0], text, "{owner:?} {has_vm} {is_of_volume}");
             assert_eq!(lines(&observed).iter().any(|line| line.ends_with("VirtualMachine v")), text == updating);
         }
     }
