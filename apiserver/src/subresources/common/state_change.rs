@@ -43,6 +43,8 @@ use crate::{
 
 /// Message of kube-apiserver, with status 422, for a JSON patch whose tests fail. It does not name the reason.
 const TEST_FAILED: &str = "the server rejected our request due to an error in our request";
+/// Message for that case.
+const MODIFIED: &str = "the object has been modified by another request; try again";
 /// Message for a VM without a running VMI.
 pub(crate) const NOT_RUNNING: &str = "VM is not running";
 /// Message for a VM after a failed volume migration.
@@ -252,7 +254,7 @@ pub(crate) async fn write(call: Call<'_>, plan: Plan, dry_run: bool) -> Result<R
 fn refused(kind: Kind, name: &str, error: &kube::Error) -> ApiError {
     match error {
         kube::Error::Api(status) if status.code == 422 && status.message == TEST_FAILED => {
-            ApiError::conflict(kind, name, TEST_FAILED)
+            ApiError::conflict(kind, name, MODIFIED)
         }
         error => refusal(error),
     }
@@ -268,7 +270,7 @@ mod tests {
             let status = kube::core::Status::failure(text, "Invalid").with_code(code);
             refused(Kind::VirtualMachine, "a", &kube::Error::Api(status.boxed()))
         };
-        assert_eq!(answer(422, TEST_FAILED), ApiError::conflict(Kind::VirtualMachine, "a", TEST_FAILED));
+        assert_eq!(answer(422, TEST_FAILED), ApiError::conflict(Kind::VirtualMachine, "a", MODIFIED));
         let invalid = "VirtualMachine.kubevirt.io \"a\" is invalid: spec.runStrategy: Unsupported value";
         assert_eq!(answer(422, invalid), ApiError::Internal(invalid.to_owned()));
         let denied = "admission webhook \"a.kubevirt.io\" denied the request: no";
