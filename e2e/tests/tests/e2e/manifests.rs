@@ -49,8 +49,11 @@ pub(crate) fn debian(name: &str, key: &str) -> String {
     vm(name, "Always")
         .replace("guests/tiny:devel", "guests/debian:devel")
         .replace("guest: 128Mi", "guest: 512Mi")
-        .replace("            password: story\n", &format!("            ssh_authorized_keys: ['{key}']\n"))
+        .replace("            password: story\n", &format!("            ssh_authorized_keys: ['{key}']\n{SILENT}"))
 }
+
+/// User data of cloud-init, whose last stage would write keys to the console, between the lines of a story.
+const SILENT: &str = "            no_ssh_fingerprints: true\n            ssh: {emit_keys_to_console: false}\n";
 
 /// Kernel arguments that save boot time under emulation.
 const SAVING_ARGUMENTS: &str = include_str!("../../../guests/tiny/kernel-arguments").trim_ascii_end();

@@ -211,8 +211,8 @@ const WRITE: &str = "rm -f /run/stop /data/times; mkdir -p /data; mkfs.ext4 -F -
     mount /dev/disk/by-id/virtio-DATA /data || exit; \
     (while [ ! -e /run/stop ]; do date +%s.%N >>/data/times; sync /data/times; sleep 0.2; done) >/dev/null 2>&1 & true";
 /// Prints the longest time between two writes.
-const LONGEST: &str = "touch /run/stop; sleep 1; awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print most }' \
-    /data/times";
+const LONGEST: &str = "touch /run/stop; sleep 1; awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } \
+    END { print \"\\nlongest \" most }' /data/times";
 
 async fn frozen(s: &Story, class: &str) -> Result<()> {
     s.apply(&format!(
@@ -262,6 +262,7 @@ spec: {{storageClassName: {class}, accessModes: [ReadWriteOnce], volumeMode: Blo
 async fn longest(console: &mut Console) -> Result<f64> {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let found = run(console, LONGEST).await?;
-    // The shell reports the end of the writer before.
-    found.lines().last().unwrap_or_default().trim().parse().with_context(|| format!("no time in {found:?}"))
+    // The shell reports the end of the writer, too.
+    let mut times = found.lines().filter_map(|line| line.strip_prefix("longest ")?.trim().parse().ok());
+    times.next().with_context(|| format!("no time in {found:?}"))
 }
