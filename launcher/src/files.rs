@@ -115,13 +115,24 @@ impl UntrustedDir {
 
     /// Returns the names in the directory `relative`, sorted, without those that start with a dot.
     pub(crate) fn entries(&self, relative: &Path) -> Result<Vec<String>, FileError> {
+        self.names(relative, ".")
+    }
+
+    /// Returns the names of keys in the directory `relative` of a mounted configMap or secret, sorted. Keys may start with a dot;
+    /// names that start with two are kubelet's.
+    pub(crate) fn keys(&self, relative: &Path) -> Result<Vec<String>, FileError> {
+        self.names(relative, "..")
+    }
+
+    /// Returns the names in a directory, sorted, without `.` and those with the prefix.
+    fn names(&self, relative: &Path, left_out: &str) -> Result<Vec<String>, FileError> {
         let path = self.path.join(relative);
         let fd = self.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut names = Vec::new();
         for entry in Dir::new(fd).map_err(|source| FileError::Directory { path: path.clone(), source })? {
             let entry = entry.map_err(|source| FileError::Directory { path: path.clone(), source })?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with('.') {
+            if name == "." || name.starts_with(left_out) {
                 continue;
             }
             if names.len() == ENTRY_LIMIT {
@@ -184,6 +195,10 @@ mod tests {
         assert!(matches!(image.read(Path::new("long"), 9), Err(FileError::TooLong { .. })));
         assert_eq!(image.read(Path::new("long"), 10).unwrap(), b"0123456789");
         assert!(matches!(image.read(Path::new("disk"), 9), Err(FileError::NotRegular(_))));
+        for hidden in [".dockerconfigjson", "..data"] {
+            std::fs::write(scratch.0.join("image").join(hidden), "").unwrap();
+        }
         assert_eq!(image.entries(Path::new(".")).unwrap(), ["disk", "long"]);
+        assert_eq!(image.keys(Path::new(".")).unwrap(), [".dockerconfigjson", "disk", "long"]);
     }
 }

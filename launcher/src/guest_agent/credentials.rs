@@ -141,7 +141,7 @@ impl Sources {
 fn files(directory: &Path) -> Result<BTreeMap<String, String>, FileError> {
     let directory = UntrustedDir::open(directory)?;
     let mut files = BTreeMap::new();
-    for name in directory.entries(Path::new("."))? {
+    for name in directory.keys(Path::new("."))? {
         match directory.read(Path::new(&name), FILE_LIMIT) {
             Ok(content) => {
                 files.insert(name, String::from_utf8_lossy(&content).into_owned());
@@ -284,7 +284,7 @@ mod tests {
         let paths = Paths { private: root.clone(), ..Paths::default() };
         for (secret, file, content) in [
             ("one", "a", "ssh-ed25519 A\n# mine\n\nssh-ed25519 B\n"),
-            ("two.example", "b", "ssh-ed25519 C"),
+            ("two.example", ".b", "ssh-ed25519 C"),
             ("three", "debian", " s3cret\n"),
             ("three", "nobody", "\n"),
         ] {

@@ -154,7 +154,7 @@ fn key_secret(credential: &AccessCredential, source: DataSource) -> Option<&str>
 
 fn read_keys(directory: &Path, keys: &mut Vec<String>) -> Result<(), FileError> {
     let directory = UntrustedDir::open(directory)?;
-    for name in directory.entries(Path::new("."))? {
+    for name in directory.keys(Path::new("."))? {
         let content = directory.read(Path::new(&name), KEY_LIMIT)?;
         let key = String::from_utf8_lossy(&content).trim().to_owned();
         if !key.is_empty() {

@@ -89,7 +89,7 @@ pub(super) fn config_files(directory: &Path) -> Result<Files, FileError> {
     let mut files = Files::new();
     let mut queue = vec![(PathBuf::from("."), 0)];
     while let Some((relative, depth)) = queue.pop() {
-        for name in dir.entries(&relative)? {
+        for name in dir.keys(&relative)? {
             let path = if depth == 0 { PathBuf::from(&name) } else { relative.join(&name) };
             match dir.read(&path, CONFIG_FILE_LIMIT) {
                 Ok(content) => {

@@ -190,10 +190,13 @@ fn a_config_map_becomes_an_image_of_its_keys() {
     let scratch = Scratch::new("config");
     let dir = scratch.1.join("private/config-map/cm");
     std::fs::create_dir_all(dir.join("..2026")).unwrap();
-    std::fs::write(dir.join("..2026/key"), "value").unwrap();
     std::os::unix::fs::symlink("..2026", dir.join("..data")).unwrap();
-    std::os::unix::fs::symlink("..data/key", dir.join("key")).unwrap();
-    assert_eq!(config_files(&dir).unwrap(), Files::from([("key".to_owned(), b"value".to_vec())]));
+    let keys = ["key", ".dockerconfigjson"];
+    for key in keys {
+        std::fs::write(dir.join("..2026").join(key), "value").unwrap();
+        std::os::unix::fs::symlink(format!("..data/{key}"), dir.join(key)).unwrap();
+    }
+    assert_eq!(config_files(&dir).unwrap(), Files::from(keys.map(|key| (key.to_owned(), b"value".to_vec()))));
     let vmi = vmi(json!({"name": "cm", "configMap": {"name": "c"}}));
     assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["cm"].made_size > 0);
 }
