@@ -137,27 +137,26 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
         }
     };
     let limit = if pinned { Some(request) } else { limit };
-    if let Some(size) = page_size {
+    let (request, limit) = if let Some(size) = page_size {
         // All of the guest: what a pod takes beyond its request belongs to others.
         let pages = guest.unwrap_or(request);
         let name = format!("hugepages-{size}");
         requests.insert(name.clone(), quantity::bytes(pages));
         limits.insert(name, quantity::bytes(pages));
         let beside = |amount: i64| guest.map_or(0, |guest| (amount - guest).max(0)).saturating_add(overhead);
-        requests.insert("memory".to_owned(), quantity::bytes(beside(request)));
-        if let Some(limit) = limit {
-            limits.insert("memory".to_owned(), quantity::bytes(beside(limit)));
-        }
-        return Ok(());
-    }
-    let raised = if domain.resources.overcommit_guest_overhead { request } else { request.saturating_add(overhead) };
-    requests.insert("memory".to_owned(), quantity::bytes(raised));
+        (beside(request), limit.map(beside))
+    } else {
+        let overcommits = domain.resources.overcommit_guest_overhead;
+        let raised = if overcommits { request } else { request.saturating_add(overhead) };
+        (raised, limit.map(|limit| limit.saturating_add(overhead)))
+    };
+    requests.insert("memory".to_owned(), quantity::bytes(request));
     if let Some(limit) = limit {
-        limits.insert("memory".to_owned(), quantity::bytes(limit.saturating_add(overhead)));
+        limits.insert("memory".to_owned(), quantity::bytes(limit));
     } else if inputs.limits.memory {
         let ratio = inputs.limits.memory_ratio.filter(|ratio| *ratio >= 1.0).unwrap_or(DEFAULT_LIMIT_RATIO);
         #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "saturates, and is rounded")]
-        let limit = (raised as f64 * ratio) as i64;
+        let limit = (request as f64 * ratio) as i64;
         limits.insert("memory".to_owned(), quantity::bytes(limit));
     }
     Ok(())

@@ -34,13 +34,17 @@ fn emulation_requests_no_virtualization_device() {
 
 #[test]
 fn quota_on_limits_gives_the_pod_limits() {
-    let limits = NamespaceLimits { memory: true, cpu: true, memory_ratio: None };
-    let pod = rendered_with(small(), &ClusterConfig::default(), limits).unwrap();
-    let resources = &pod["spec"]["containers"][0]["resources"];
-    let bytes =
-        |what: &str| api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap();
-    assert_eq!(bytes("limits"), 2 * bytes("requests"));
-    assert_eq!(resources["limits"]["cpu"], "1");
+    let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}}}});
+    for spec in [small(), merged(small(), &pages)] {
+        let limits = NamespaceLimits { memory: true, cpu: true, memory_ratio: None };
+        let pod = rendered_with(spec, &ClusterConfig::default(), limits).unwrap();
+        let resources = &pod["spec"]["containers"][0]["resources"];
+        let bytes = |what: &str| {
+            api::quantity::units(&Quantity(resources[what]["memory"].as_str().unwrap().to_owned())).unwrap()
+        };
+        assert_eq!(bytes("limits"), 2 * bytes("requests"), "{resources}");
+        assert_eq!(resources["limits"]["cpu"], "1");
+    }
 }
 
 #[test]
