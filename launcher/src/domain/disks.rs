@@ -213,7 +213,7 @@ fn one(
             return Err(DomainError::PciAddressOfDisk(disk.name.clone()));
         }
         element = element.child(pci_address(address)?);
-    } else if bus == "scsi" && disk.cdrom.is_none() {
+    } else if bus == "scsi" {
         element = element.children(position(target).map(|unit| {
             Element::new("address")
                 .with("type", "drive")

@@ -42,6 +42,18 @@ fn a_scsi_disk_is_a_unit_of_the_only_controller_whatever_its_name() {
 }
 
 #[test]
+fn the_eighth_name_of_a_scsi_drive_is_a_unit_of_the_only_controller() {
+    let mut spec = with_disk(json!({"name": "d0", "cdrom": {"bus": "sata"}}));
+    let disks = spec["domain"]["devices"]["disks"].as_array_mut().unwrap();
+    disks.extend((1..7).map(|number| json!({"name": format!("d{number}"), "cdrom": {"bus": "sata"}})));
+    disks.push(json!({"name": "last", "cdrom": {"bus": "scsi"}}));
+    let xml = xml(spec);
+    let last = xml.split("<target dev='sdh' bus='scsi'").nth(1).unwrap().split("</disk>").next().unwrap();
+    assert!(last.contains("<address type='drive' controller='0' bus='0' unit='7'/>"), "{last}");
+    assert_eq!(xml.matches("<controller type='scsi'").count(), 1, "{xml}");
+}
+
+#[test]
 fn io_threads_follow_the_policy() {
     let spec = |policy: Value| {
         let mut spec = with_disk(json!({"name": "root", "disk": {"bus": "virtio"}}));
