@@ -5,7 +5,12 @@
 //!        19 path tables (primary LE, BE, Joliet LE, BE) | directories (primary, Joliet) | files
 //! ```
 
-use std::{collections::BTreeMap, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
 
 use thiserror::Error;
 
@@ -14,6 +19,8 @@ const SECTOR: usize = 2048;
 const BLOCK: usize = 4096;
 /// Longest Joliet name, as in other ISO writers.
 const NAME_LIMIT: usize = 103;
+/// Longest extension that a shortened name keeps.
+const EXTENSION_LIMIT: usize = 16;
 /// Longest label. Joliet's descriptor holds its first half.
 const LABEL_LIMIT: usize = 32;
 /// Deepest directory.
@@ -58,7 +65,6 @@ pub(crate) fn write(path: &Path, label: &str, files: &Files) -> Result<u64, IsoE
 #[derive(Default)]
 struct Directory {
     parent: usize,
-    name: String,
     directories: BTreeMap<String, usize>,
     files: Vec<(String, usize)>,
 }
@@ -160,10 +166,7 @@ fn tree(files: &Files) -> Result<Vec<Directory>, IsoError> {
     for (number, path) in files.keys().enumerate() {
         let mut components: Vec<&str> = path.split('/').collect();
         let invalid = || IsoError::Name(path.clone());
-        if components
-            .iter()
-            .any(|name| name.is_empty() || *name == "." || *name == ".." || name.encode_utf16().count() > NAME_LIMIT)
-        {
+        if components.iter().any(|name| name.is_empty() || *name == "." || *name == "..") {
             return Err(invalid());
         }
         let name = components.pop().ok_or_else(invalid)?;
@@ -176,7 +179,7 @@ fn tree(files: &Files) -> Result<Vec<Directory>, IsoError> {
             let directory = tree.get_mut(current).ok_or_else(invalid)?;
             let child = *directory.directories.entry(component.to_owned()).or_insert(next);
             if child == next {
-                tree.push(Directory { parent: current, name: component.to_owned(), ..Directory::default() });
+                tree.push(Directory { parent: current, ..Directory::default() });
             }
             current = child;
         }
@@ -188,19 +191,25 @@ fn tree(files: &Files) -> Result<Vec<Directory>, IsoError> {
 fn plan(form: Form, tree: &[Directory], file_count: usize) -> Result<Plan, IsoError> {
     let mut directory_names = vec![Vec::new(); tree.len()];
     let mut file_names = vec![Vec::new(); file_count];
-    for (index, directory) in tree.iter().enumerate() {
-        if let Some(name) = directory_names.get_mut(index) {
-            *name = match (index, form) {
-                (0, _) => vec![0],
-                (_, Form::Joliet) => ucs2(&directory.name),
-                // Plain names only distinguish the entries; guests use the Joliet names.
-                (_, Form::Primary) => format!("D{index:07}").into_bytes(),
-            };
+    if let Some(root) = directory_names.first_mut() {
+        *root = vec![0];
+    }
+    for directory in tree {
+        let shortened = shortened_names(directory);
+        let joliet = |name: &str| ucs2(shortened.get(name).map_or(name, String::as_str));
+        for (name, child) in &directory.directories {
+            if let Some(slot) = directory_names.get_mut(*child) {
+                *slot = match form {
+                    Form::Joliet => joliet(name),
+                    // Plain names only distinguish the entries; guests use the Joliet names.
+                    Form::Primary => format!("D{child:07}").into_bytes(),
+                };
+            }
         }
         for (name, number) in &directory.files {
             if let Some(slot) = file_names.get_mut(*number) {
                 *slot = match form {
-                    Form::Joliet => ucs2(name),
+                    Form::Joliet => joliet(name),
                     Form::Primary => plain_name(name, *number),
                 };
             }
@@ -234,6 +243,43 @@ fn plan(form: Form, tree: &[Directory], file_count: usize) -> Result<Plan, IsoEr
     };
     plan.table_size = path_table(&plan, tree, false).len();
     Ok(plan)
+}
+
+/// Returns a name that fits for each of a directory's entries that is too long, unlike those of the others.
+fn shortened_names(directory: &Directory) -> BTreeMap<&str, String> {
+    let files = directory.files.iter().map(|(name, _)| name.as_str());
+    let names = directory.directories.keys().map(String::as_str).chain(files);
+    let (fitting, long): (Vec<&str>, Vec<&str>) = names.partition(|name| width(name) <= NAME_LIMIT);
+    let mut taken: BTreeSet<String> = fitting.into_iter().map(str::to_owned).collect();
+    let mut names = BTreeMap::new();
+    for name in long {
+        let mut numbered = (1..=taken.len() + 1).map(|number| shortened(name, number));
+        if let Some(free) = numbered.find(|short| !taken.contains(short)) {
+            taken.insert(free.clone());
+            names.insert(name, free);
+        }
+    }
+    names
+}
+
+/// Shortens a name to its beginning, a number and its extension.
+fn shortened(name: &str, number: usize) -> String {
+    let end = match name.rsplit_once('.') {
+        Some((_, extension)) if width(extension) <= EXTENSION_LIMIT => format!("~{number}.{extension}"),
+        _ => format!("~{number}"),
+    };
+    let mut left = NAME_LIMIT.saturating_sub(width(&end));
+    let fits = |letter: &char| {
+        let rest = left.checked_sub(letter.len_utf16());
+        left = rest.unwrap_or_default();
+        rest.is_some()
+    };
+    name.chars().take_while(fits).chain(end.chars()).collect()
+}
+
+/// Returns the length of a Joliet name.
+fn width(name: &str) -> usize {
+    name.encode_utf16().count()
 }
 
 fn ucs2(name: &str) -> Vec<u8> {

@@ -82,9 +82,30 @@ fn many_entries_fill_several_sectors() {
 
 #[test]
 fn names_that_do_not_fit_are_refused() {
-    for name in ["", "/a", "a//b", "../a", "a/../b", &"x".repeat(104), "a/b/c/d/e/f/g/h"] {
+    for name in ["", "/a", "a//b", "../a", "a/../b", "a/b/c/d/e/f/g/h"] {
         assert!(build("cidata", &files(&[(name, b"")])).is_err(), "{name}");
     }
+}
+
+#[test]
+fn long_names_are_shortened_and_stay_unlike_others() {
+    let long = |letter: &str, end: &str| format!("{}{end}", letter.repeat(200));
+    let short = |letter: &str, count: usize, end: &str| format!("{}{end}", letter.repeat(count));
+    let rows = [
+        (short("x", 103, ""), short("x", 103, "")),
+        (long("k", ""), short("k", 101, "~1")),
+        (long("k", "a.conf"), short("k", 96, "~1.conf")),
+        (long("k", "b.conf"), short("k", 96, "~2.conf")),
+        (short("y", 101, "~1"), short("y", 101, "~1")),
+        (short("y", 104, ""), short("y", 101, "~2")),
+        (long("z", ".no-extension-but-the-end-of-a-name"), short("z", 101, "~1")),
+        (long("d", "/key"), short("d", 101, "~1/key")),
+        (short("\u{1f600}", 60, ""), short("\u{1f600}", 50, "~1")),
+    ];
+    let content = |name: &str| name.as_bytes().to_vec();
+    let wanted: Files = rows.iter().map(|(name, _)| (name.clone(), content(name))).collect();
+    let expected: Files = rows.iter().map(|(name, short)| (short.clone(), content(name))).collect();
+    assert_eq!(read_back(&build("cfgdata", &wanted).unwrap()).1, expected);
 }
 
 #[test]
