@@ -15,6 +15,7 @@ use crate::{
     },
     hypervisor::{Call, Domain, HypervisorError, MigrateCall},
     saved_memory::{self, SavedMemoryError},
+    storage::Purpose,
 };
 
 /// Attempts to set the guest's clock, and the pause between them: the guest agent may be busy.
@@ -126,12 +127,17 @@ impl Driver {
             }
             Work::WriteTags(wanted) => {
                 let definition = self.call(Domain::definition);
-                let preparation = self.preparation(wanted);
-                self.spawn_work(job, async move {
-                    JobInput::TagsWritten(match definition.await {
-                        Ok(definition) => preparation.write_tags(definition).await,
-                        Err(error) => Err(error.into()),
-                    })
+                let written = write_tags(self.preparation(wanted), definition, Purpose::Start);
+                self.spawn_work(job, async move { JobInput::TagsWritten(written.await) });
+            }
+            Work::TagTarget(wanted) => {
+                let definition = self.call(Domain::definition);
+                let written = write_tags(self.preparation(wanted), definition, Purpose::MigrationTarget);
+                self.spawn(async move {
+                    if let Err(error) = written.await {
+                        tracing::warn!(%error, "cannot write the tags of devices");
+                    }
+                    Finished::Nothing
                 });
             }
             Work::Release { migration, paused } => {
@@ -338,6 +344,15 @@ impl Driver {
     fn spawn(&mut self, work: impl Future<Output = Finished> + Send + 'static) {
         self.running.spawn(work.in_current_span());
     }
+}
+
+/// Writes the tags of devices with the addresses of the domain's definition.
+async fn write_tags(
+    preparation: Preparation,
+    definition: Call<String>,
+    purpose: Purpose,
+) -> Result<Option<(String, u64)>, RequestError> {
+    preparation.write_tags(definition.await?, purpose).await
 }
 
 /// Defines the domain; with free ports in a second definition that has the addresses of the first.

@@ -206,10 +206,14 @@ impl Preparation {
 
     /// Writes the tags of devices to the cloud-init image. Returns its volume and size if the data source can hold
     /// tags.
-    pub(super) async fn write_tags(self, definition: String) -> Result<Option<(String, u64)>, RequestError> {
+    pub(super) async fn write_tags(
+        self,
+        definition: String,
+        purpose: Purpose,
+    ) -> Result<Option<(String, u64)>, RequestError> {
         in_time("writing the tags of devices", move || {
             let devices = domain::tagged_devices(&self.wanted.vmi, &definition);
-            storage::write_tags(&self.wanted.vmi, &self.pod.paths, devices).map_err(RequestError::retryable)
+            storage::write_tags(&self.wanted.vmi, &self.pod.paths, devices, purpose).map_err(RequestError::retryable)
         })
         .await
     }

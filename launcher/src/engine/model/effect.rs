@@ -198,6 +198,8 @@ pub(crate) enum Work {
     Serve(Arc<Wanted>),
     /// Write the tags of interfaces, with the addresses that libvirt assigned, to the cloud-init image.
     WriteTags(Arc<Wanted>),
+    /// The same for a domain that arrives from another launcher. Without result.
+    TagTarget(Arc<Wanted>),
     /// Read the claims' sizes and render the wanted domain with the disks of the active one.
     Compare(Arc<Wanted>),
     /// Write the record of a migration and open its channels.

@@ -62,6 +62,14 @@ pub(crate) fn write(path: &Path, label: &str, files: &Files) -> Result<u64, IsoE
     Ok(image.len() as u64)
 }
 
+/// Writes an image into the file at `path`, which QEMU may have opened, and returns its size.
+pub(crate) fn overwrite(path: &Path, label: &str, files: &Files) -> Result<u64, IsoError> {
+    let image = build(label, files)?;
+    let mut file = std::fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all(&image)?;
+    Ok(image.len() as u64)
+}
+
 #[derive(Default)]
 struct Directory {
     parent: usize,

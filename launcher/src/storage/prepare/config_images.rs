@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use api::{VirtualMachineInstance, vmi::volumes::Volume};
 
-use super::disk_images::{file_source, make_parent};
+use super::{
+    Purpose,
+    disk_images::{file_source, make_parent},
+    is_copied,
+};
 use crate::{
     files::{FileError, UntrustedDir},
     paths::Paths,
@@ -46,20 +50,35 @@ pub(super) fn cloud_init_volume(volume: &Volume) -> Option<CloudInitVolume<'_>> 
 }
 
 /// Creates the cloud-init image again with the tagged devices, whose addresses are known only after the domain is
-/// defined. Returns its volume and size; `None` if the data source cannot hold tags.
+/// defined. Returns its volume and size; `None` if the data source cannot hold tags, or if the image comes from the source of a
+/// migration.
 pub(crate) fn write_tags(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
     devices: Vec<TaggedDevice>,
+    purpose: Purpose,
 ) -> Result<Option<(String, u64)>, DiskError> {
     let disks = &vmi.spec.domain.devices.disks;
     let mut volumes = vmi.spec.volumes.iter().filter(|volume| disks.iter().any(|disk| disk.name == volume.name));
-    match volumes.find_map(cloud_init_volume) {
-        Some(volume) if volume.source == DataSource::ConfigDrive => {
+    let volume = match volumes.find_map(cloud_init_volume) {
+        Some(volume) if volume.source == DataSource::ConfigDrive => volume,
+        _ => return Ok(None),
+    };
+    let name = volume.name.to_owned();
+    match purpose {
+        Purpose::Start => {
             let source = make_cloud_init(&volume, vmi, paths, devices)?;
-            Ok(Some((volume.name.to_owned(), source.made_size)))
+            Ok(Some((name, source.made_size)))
         }
-        _ => Ok(None),
+        Purpose::MigrationTarget if disks.iter().any(|disk| disk.name == name && is_copied(disk)) => Ok(None),
+        // QEMU has opened the image. The guest's disk keeps its size: the files end far before the padding does.
+        Purpose::MigrationTarget => {
+            let files = cloud_init_files(&volume, vmi, paths, devices)?;
+            match iso::overwrite(&paths.cloud_init(&name), volume.source.label(), &files) {
+                Ok(size) => Ok(Some((name, size))),
+                Err(source) => Err(DiskError::Iso { volume: name, source }),
+            }
+        }
     }
 }
 
@@ -69,9 +88,18 @@ pub(super) fn make_cloud_init(
     paths: &Paths,
     devices: Vec<TaggedDevice>,
 ) -> Result<DiskSource, DiskError> {
-    let data = CloudInitData { devices, ..cloud_init::collect(volume, vmi, paths)? };
-    let files = cloud_init::files(volume.source, vmi, data);
+    let files = cloud_init_files(volume, vmi, paths, devices)?;
     make_iso(volume.name, paths.cloud_init(volume.name), volume.source.label(), &files)
+}
+
+fn cloud_init_files(
+    volume: &CloudInitVolume<'_>,
+    vmi: &VirtualMachineInstance,
+    paths: &Paths,
+    devices: Vec<TaggedDevice>,
+) -> Result<Files, DiskError> {
+    let data = CloudInitData { devices, ..cloud_init::collect(volume, vmi, paths)? };
+    Ok(cloud_init::files(volume.source, vmi, data))
 }
 
 pub(super) fn make_iso(volume: &str, path: PathBuf, label: &str, files: &Files) -> Result<DiskSource, DiskError> {

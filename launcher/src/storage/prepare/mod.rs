@@ -168,8 +168,7 @@ pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result
     let status = vmi.status.iter().flat_map(|status| &status.volume_status);
     let recorded = status.filter_map(|status| Some((status.name.as_str(), u64::try_from(status.size?).ok()?)));
     for (name, size) in recorded.filter(|(name, size)| *size > 0 && Paths::is_single_component(name)) {
-        let is_copied = |disk: &&Disk| disk.name == name && disk.lun.is_none() && !disk.is_read_only();
-        if !vmi.spec.domain.devices.disks.iter().any(|disk| is_copied(&disk)) {
+        if !vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == name && is_copied(disk)) {
             continue;
         }
         for path in [paths.cloud_init(name), paths.config_disk(name)] {
@@ -182,6 +181,11 @@ pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result
         }
     }
     Ok(())
+}
+
+/// Reports a disk whose image in the pod is copied to the target of a migration: the guest can write to it.
+fn is_copied(disk: &Disk) -> bool {
+    disk.lun.is_none() && !disk.is_read_only()
 }
 
 /// Reports a disk with the block sizes of its volume.

@@ -218,11 +218,33 @@ fn tags_of_devices_are_written_to_a_config_drive_only() {
     for (kind, tagged) in [("cloudInitConfigDrive", true), ("cloudInitNoCloud", false)] {
         let vmi = vmi(json!({"name": "ci", kind: {"userData": "x"}}));
         let before = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources["ci"].made_size;
-        let after = write_tags(&vmi, &scratch.0, vec![device.clone()]).unwrap();
+        let after = write_tags(&vmi, &scratch.0, vec![device.clone()], Purpose::Start).unwrap();
         assert_eq!(after.is_some_and(|(volume, size)| volume == "ci" && size >= before), tagged, "{kind}");
         let image = std::fs::read(scratch.0.cloud_init("ci")).unwrap();
         let has_tag = image.windows(8).any(|text| text == b"\"backup\"");
         assert_eq!(has_tag, tagged, "{kind}");
+    }
+}
+
+/// QEMU has opened the image before.
+#[test]
+fn tags_of_a_domain_that_arrives_are_written_in_place_unless_the_image_is_copied() {
+    let scratch = Scratch::new("tags-arrival");
+    let device = TaggedDevice { kind: "nic", bus: "pci".into(), tags: ["backup".into()], ..TaggedDevice::default() };
+    for (device_of, tagged) in [
+        (json!({"name": "ci", "cdrom": {"bus": "sata"}}), true),
+        (json!({"name": "ci", "disk": {"bus": "virtio", "readonly": true}}), true),
+        (json!({"name": "ci", "disk": {"bus": "virtio"}}), false),
+    ] {
+        let mut vmi = vmi(json!({"name": "ci", "cloudInitConfigDrive": {"userData": "x"}}));
+        vmi.spec.domain.devices.disks = vec![serde_json::from_value(device_of.clone()).unwrap()];
+        prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap();
+        let mut opened = std::fs::File::open(scratch.0.cloud_init("ci")).unwrap();
+        let written = write_tags(&vmi, &scratch.0, vec![device.clone()], Purpose::MigrationTarget).unwrap();
+        assert_eq!(written.is_some(), tagged, "{device_of}");
+        let mut image = Vec::new();
+        std::io::Read::read_to_end(&mut opened, &mut image).unwrap();
+        assert_eq!(image.windows(8).any(|text| text == b"\"backup\""), tagged, "{device_of}");
     }
 }
 

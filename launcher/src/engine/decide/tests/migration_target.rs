@@ -242,3 +242,20 @@ fn a_restarted_worker_keeps_what_has_arrived() {
     table.take(no_domain());
     assert_eq!((table.state.base.stage, table.state.base.published.lifecycle()), (Stage::Ended, Lifecycle::Shutoff));
 }
+
+#[test]
+fn tags_of_devices_are_written_when_the_domain_is_first_seen() {
+    for (devices, tagged) in [
+        (json!({"interfaces": [{"name": "default", "masquerade": {}, "tag": "lan"}]}), true),
+        (json!({"interfaces": [{"name": "default", "masquerade": {}}]}), false),
+    ] {
+        let mut table = Table::connected();
+        let wanted = wanted("m", &json!({"devices": devices}));
+        table.request(Request::PrepareMigration { migration: "a".into(), wanted });
+        table.take(to_in(JobInput::Prepared(Ok(Box::default()))));
+        table.take(to_in(JobInput::Served(Ok(()))));
+        table.take(to_in(JobInput::MigrationOpened(Ok(()))));
+        let mut writes = || shows(&mut table, Lifecycle::Paused, "migration").contains(&"tag target".to_owned());
+        assert_eq!((writes(), writes()), (tagged, false), "{devices}");
+    }
+}

@@ -190,6 +190,7 @@ fn name(effect: &Effect) -> &'static str {
             Work::PrepareTarget(..) => "prepare target",
             Work::Serve(_) => "serve",
             Work::WriteTags(_) => "write tags",
+            Work::TagTarget(_) => "tag target",
             Work::Compare(_) => "compare",
             Work::OpenMigration(..) => "open migration",
             Work::RecordSave(Some(_)) => "record save",

@@ -10,7 +10,7 @@ use crate::{
     engine::{
         jobs::{ABORTED, INTERVAL, Steps},
         model::{
-            Base, ChannelMode, DomainCall, Effect, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage,
+            Base, ChannelMode, DomainCall, Effect, MigrationEnd, MigrationRecord, RequestError, RequestId, Stage, Work,
             disconnected, is_apart,
         },
     },
@@ -87,6 +87,10 @@ impl MigrationTarget {
         };
         if !was_seen {
             tracing::info!("the domain of the other launcher arrives");
+            // Its addresses are known from now on, and no guest reads the image yet.
+            if let Some(wanted) = self.wanted.clone().filter(|wanted| wanted.has_tagged_devices()) {
+                base.work_for(Self::NAME, Work::TagTarget(wanted));
+            }
         }
         if let Some(report) =
             base.published.migration.as_mut().filter(|report| report.step() == MigrationStep::Prepared)

@@ -9,6 +9,8 @@
 //! has switched never runs the guest again, so that this launcher decides alone if the source is silent: a whole guest is released,
 //! one with a broken connection is lost.
 //!
+//! Addresses of tagged devices are known when the domain is seen. Their tags are written then to an image of cloud-init that is not copied.
+//!
 //! `arrival.rs` has the arrival and the release.
 
 mod arrival;
