@@ -76,8 +76,12 @@ impl Preparation {
     pub(super) async fn target(self, migration: String) -> Result<Box<Domain>, RequestError> {
         self.serve_file_systems().await?;
         in_time("preparing the disks", move || {
-            let domain = self.domain_blocking(Purpose::MigrationTarget, Some(&migration))?;
-            storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
+            let mut domain = self.domain_blocking(Purpose::MigrationTarget, Some(&migration))?;
+            let matched = storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
+            // The target of the next migration needs them, too.
+            for (volume, size) in matched {
+                domain.disks.iter_mut().filter(|disk| disk.volume == volume).for_each(|disk| disk.size = size);
+            }
             Ok(Box::new(domain))
         })
         .await

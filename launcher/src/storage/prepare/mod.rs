@@ -162,25 +162,26 @@ fn is_migrated(volume: &str, vmi: &VirtualMachineInstance) -> bool {
     migrated.into_iter().any(|migrated| migrated.volume_name == volume)
 }
 
-/// Gives the images that are copied from another launcher the size that they have there. An image that is made of files may
-/// differ from the one that was made of them at the start.
-pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<(), DiskError> {
+/// Gives the images that are copied from another launcher the size that they have there, and returns them with it. An image that is
+/// made of files may differ from the one that was made of them at the start.
+pub(crate) fn match_sizes(vmi: &VirtualMachineInstance, paths: &Paths) -> Result<Vec<(String, u64)>, DiskError> {
     let status = vmi.status.iter().flat_map(|status| &status.volume_status);
     let recorded = status.filter_map(|status| Some((status.name.as_str(), u64::try_from(status.size?).ok()?)));
+    let mut matched = Vec::new();
     for (name, size) in recorded.filter(|(name, size)| *size > 0 && Paths::is_single_component(name)) {
         if !vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == name && is_copied(disk)) {
             continue;
         }
         for path in [paths.cloud_init(name), paths.config_disk(name)] {
             let resized = match std::fs::OpenOptions::new().write(true).open(&path) {
-                Ok(file) => file.set_len(size),
+                Ok(file) => file.set_len(size).map(|()| matched.push((name.to_owned(), size))),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
                 Err(error) => Err(error),
             };
             resized.map_err(|source| DiskError::Write { path, source })?;
         }
     }
-    Ok(())
+    Ok(matched)
 }
 
 /// Reports a disk whose image in the pod is copied to the target of a migration: the guest can write to it.

@@ -399,7 +399,8 @@ fn copied_images_have_the_recorded_size_and_drives_their_own() {
             serde_json::from_value(json!({"volumeStatus": [{"name": "cm", "target": "", "size": 1 << 20}]})).unwrap(),
         );
         prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget).unwrap();
-        match_sizes(&vmi, &scratch.0).unwrap();
+        let matched = match_sizes(&vmi, &scratch.0).unwrap();
+        assert_eq!(matched, Vec::from_iter(resized.then(|| ("cm".to_owned(), 1_u64 << 20))), "{device}");
         let size = std::fs::metadata(scratch.0.config_disk("cm")).unwrap().len();
         assert_eq!(size == 1 << 20, resized, "{device}: {size}");
     }
