@@ -247,8 +247,8 @@ impl Difference {
         if active.source.is_some() != wanted.source.is_some() {
             let drives = active.device == "cdrom" && wanted.device == "cdrom";
             self.steps.push(if drives && active.is_within(hotplugged) && wanted.is_within(hotplugged) {
-                // The drive keeps its device name, by which the hypervisor finds it.
-                let (item, xml) = (Item::new(ItemKind::Volume, &wanted.name), wanted.xml.clone());
+                // The drive keeps its device name, by which the hypervisor finds it, and its address.
+                let (item, xml) = (Item::new(ItemKind::Volume, &wanted.name), wanted.at_address_of(active));
                 Step::Device { change: DeviceChange::Update, item, xml }
             } else {
                 Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium")
@@ -322,6 +322,17 @@ impl DiskConfig {
             && self.is_within(hotplugged)
             && self.device != "cdrom"
             && ["virtio", "scsi"].contains(&self.bus.as_str())
+    }
+
+    /// Returns the element with the address of another one: launchers of other versions give drives other addresses.
+    fn at_address_of(&self, other: &Self) -> String {
+        let mut xml = self.xml.clone();
+        let has_address = xml.get(self.address_at.clone()).is_some_and(|address| !address.is_empty());
+        let address = other.xml.get(other.address_at.clone()).filter(|address| has_address && !address.is_empty());
+        if let Some(address) = address {
+            xml.replace_range(self.address_at.clone(), address);
+        }
+        xml
     }
 
     /// Returns true for a disk with a hot-plugged volume, and for an empty drive.

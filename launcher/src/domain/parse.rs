@@ -85,6 +85,8 @@ pub(crate) struct DiskConfig {
     pub(crate) boot_order: Option<u32>,
     /// Its element.
     pub(crate) xml: String,
+    /// Range in `xml` of the element with the address; empty if it has none.
+    pub(crate) address_at: std::ops::Range<usize>,
 }
 
 /// A network interface.
@@ -235,6 +237,8 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         node.and_then(|node| node.attribute(name)).unwrap_or_default().to_owned()
     };
     let target = child(device, "target");
+    let whole = device.range();
+    let address = child(device, "address").map(|address| address.range());
     Some(DiskConfig {
         name: name(device)?,
         device: device.attribute("device").unwrap_or("disk").to_owned(),
@@ -246,7 +250,10 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         shareable: child(device, "shareable").is_some(),
         serial: child(device, "serial").and_then(|serial| serial.text()).map(str::to_owned),
         boot_order: boot_order(device),
-        xml: device.document().input_text().get(device.range()).unwrap_or_default().to_owned(),
+        xml: device.document().input_text().get(whole.clone()).unwrap_or_default().to_owned(),
+        address_at: address
+            .map(|at| at.start.saturating_sub(whole.start)..at.end.saturating_sub(whole.start))
+            .unwrap_or_default(),
     })
 }
 

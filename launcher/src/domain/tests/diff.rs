@@ -200,6 +200,32 @@ fn disks_of_hot_plugged_volumes_are_attached_detached_and_their_media_changed() 
 }
 
 #[test]
+fn a_drive_keeps_its_address_when_its_medium_changes() {
+    let address = |controller: u32, unit: u32| {
+        format!("<address type='drive' controller='{controller}' bus='0' target='0' unit='{unit}'/>")
+    };
+    let drive = |source: &str, address: &str| {
+        disk("new", "cdrom", "scsi", source).replace("<alias", &format!("{address}<alias"))
+    };
+    let (medium, former, own) = ("/plugged/new.img", address(1, 0), address(0, 7));
+    for (active, wanted, expected) in [
+        (drive("", &former), drive(medium, &own), drive(medium, &former)),
+        (drive(medium, &former), drive("", &own), drive("", &former)),
+        (drive("", &own), drive(medium, &own), drive(medium, &own)),
+        (drive("", &former), drive(medium, ""), drive(medium, "")),
+    ] {
+        let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
+        let step = Step::Device {
+            change: DeviceChange::Update,
+            item: Item::new(ItemKind::Volume, "new"),
+            xml: expected,
+        };
+        let difference = between(&with(ACTIVE, &active), &with(PLAIN, &wanted));
+        assert_eq!(difference, Difference { steps: vec![step], at_restart: vec![] }, "{active} -> {wanted}");
+    }
+}
+
+#[test]
 fn interfaces_come_and_go_and_their_links_change() {
     use DeviceChange::{Attach, Detach, Update};
     let lan = |link: &str| {
