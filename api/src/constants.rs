@@ -97,7 +97,7 @@ pub mod label {
     pub const OUTDATED_LAUNCHER_IMAGE: &str = "kubevirt.io/outdatedLauncherImage";
     /// VMI of a migration.
     pub const VMI_NAME: &str = "kubevirt.io/vmi-name";
-    /// UID of the migration of a target pod.
+    /// UID of the migration of a target pod, and of the pod that attaches its volumes.
     pub const MIGRATION_JOB_UID: &str = "kubevirt.io/migrationJobUID";
     /// VMI of a migration that brings volumes to other claims.
     pub const VOLUME_UPDATE_MIGRATION: &str = "kubevirt.io/volume-update-migration";
@@ -255,7 +255,7 @@ pub mod annotation {
     /// Launcher image, networks, vCPUs and memory for which a launcher pod was created: a JSON object with `launcher`, `networks`
     /// (a digest), `vcpus` and `memory` (bytes). Another pod for the same would not differ.
     pub const CREATED_FOR: &str = "ferrovirt.io/created-for";
-    /// Name of the migration of a target pod.
+    /// Name of the migration of a target pod, and of the pod that attaches its volumes.
     pub const MIGRATION_JOB_NAME: &str = "kubevirt.io/migrationJobName";
     /// Marks VMIs that migrate through unix sockets of virt-handler.
     pub const MIGRATION_TRANSPORT_UNIX: &str = "kubevirt.io/migrationTransportUnix";

@@ -54,6 +54,8 @@ pub(crate) struct Inputs<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// Its launcher pod.
     pub launcher: &'a CachedPod,
+    /// Metadata of the migration to the launcher pod, if it is the target of one.
+    pub migration: Option<&'a ObjectMeta>,
     /// Node of the launcher pod.
     pub node: &'a str,
     /// The cluster's configuration.
@@ -78,14 +80,20 @@ pub(crate) struct Attached<'a> {
 pub(crate) fn render(inputs: &Inputs<'_>) -> Pod {
     let spec = &inputs.instance.spec;
     let metadata = &inputs.instance.metadata;
+    let mut labels = BTreeMap::from([(label::APP.to_owned(), component::HOTPLUG_DISK.to_owned())]);
+    let mut annotations = BTreeMap::from([
+        (annotation::OWNER_VMI_NAME.to_owned(), metadata.name.clone().unwrap_or_default()),
+        (annotation::OWNER_VMI_UID.to_owned(), metadata.uid.clone().unwrap_or_default()),
+    ]);
+    if let Some(migration) = inputs.migration {
+        labels.insert(label::MIGRATION_JOB_UID.to_owned(), migration.uid.clone().unwrap_or_default());
+        annotations.insert(annotation::MIGRATION_JOB_NAME.to_owned(), migration.name.clone().unwrap_or_default());
+    }
     Pod {
         metadata: ObjectMeta {
             generate_name: Some(NAME_PREFIX.to_owned()),
-            labels: Some(BTreeMap::from([(label::APP.to_owned(), component::HOTPLUG_DISK.to_owned())])),
-            annotations: Some(BTreeMap::from([
-                (annotation::OWNER_VMI_NAME.to_owned(), metadata.name.clone().unwrap_or_default()),
-                (annotation::OWNER_VMI_UID.to_owned(), metadata.uid.clone().unwrap_or_default()),
-            ])),
+            labels: Some(labels),
+            annotations: Some(annotations),
             // It delays the deletion of the launcher pod in no case.
             owner_references: Some(vec![OwnerReference {
                 block_owner_deletion: None,
@@ -237,6 +245,7 @@ mod tests {
         let inputs = Inputs {
             instance: &serde_json::from_value(object).unwrap(),
             launcher: &CachedPod { metadata: metadata("virt-launcher-m-x", "p"), ..CachedPod::default() },
+            migration: None,
             node: "n",
             config,
             image: "launcher:1",

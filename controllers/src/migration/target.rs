@@ -166,6 +166,7 @@ fn create_attachment(
     let pod = attachment_pod::render(&attachment_pod::Inputs {
         instance: vmi,
         launcher: target,
+        migration: Some(&observed.migration.metadata),
         node: target.node_name.as_deref().unwrap_or_default(),
         config: &observed.config,
         image: observed.launcher_images.plain(),

@@ -303,6 +303,7 @@ pub(super) fn create_pods(
         let pod = render(&Inputs {
             instance,
             launcher,
+            migration: None,
             node,
             config: &observed.config,
             image: observed.launcher_images.plain(),

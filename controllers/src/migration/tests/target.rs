@@ -268,6 +268,9 @@ fn hot_plugged_volumes_are_attached_to_the_target() {
     let decision = decide(&Observed { claims: claims.clone(), ..observed(&waiting, Some(&idle), &pods) }).unwrap();
     let pod = created_pod(&decision).unwrap();
     assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "t");
+    let labels = json!({"kubevirt.io": "hotplug-disk", "kubevirt.io/migrationJobUID": "g"});
+    assert_eq!(pod["metadata"]["labels"], labels);
+    assert_eq!(pod["metadata"]["annotations"]["kubevirt.io/migrationJobName"], "mig");
     assert_eq!(pod["spec"]["containers"][0]["volumeDevices"][0]["devicePath"], "/path/data/cu");
     assert!(entered(&decision, 1).is_empty());
     let attachment = |ready: bool, phase: &str, volume: &str| {

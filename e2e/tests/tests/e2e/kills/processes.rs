@@ -163,7 +163,11 @@ impl<'a> Ends<'a> {
     /// Kills the victim. `migration` is the one of the VMI, for a victim of its target.
     pub(crate) async fn kill(&self, victim: Victim, migration: &Value) -> Result<()> {
         let s = self.story;
-        let job = || format!("kubevirt.io/migrationJobUID={}", uid(migration).unwrap_or_default());
+        // The pod that attaches volumes to the target has the label of the migration, too.
+        let job = || {
+            let uid = uid(migration).unwrap_or_default();
+            format!("kubevirt.io=virt-launcher,kubevirt.io/migrationJobUID={uid}")
+        };
         let (node, process) = match victim {
             Victim::Leader => return kill_leader(s).await,
             Victim::AttachmentPod => return delete(s, &one_pod(s, ATTACHMENT_POD).await?).await,
