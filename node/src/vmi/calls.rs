@@ -36,7 +36,7 @@ use crate::{
 
 /// Pause before a launcher is asked for a memory dump again.
 const DUMP_RETRY: Duration = Duration::from_secs(5);
-/// Pause before a launcher that did not answer is asked again to begin or abort a migration.
+/// Pause before a launcher that did not answer, or whose abort failed, is asked again to begin or abort a migration.
 const MIGRATE_RETRY: Duration = Duration::from_secs(5);
 
 /// Calls Hello with the UID of the VMI and the node's data; the launcher starts libvirtd. The launcher of another VMI refuses.
@@ -389,8 +389,9 @@ impl Call for AbortMigrationRequest {
     type Reply = Done;
     const NAME: &'static str = "abort";
 
-    fn begin(&self, observed: &mut Observed, _: Now) {
+    fn begin(&self, observed: &mut Observed, now: Now) {
         observed.aborted_migration = Some(self.migration.clone());
+        observed.abort_at = now.since_start + MIGRATE_RETRY;
     }
 
     async fn send(&self, to: &Connected) -> Answer<Done> {

@@ -1,6 +1,6 @@
 //! The source of a migration: the launcher is asked to move the domain, and ends once another node owns the VMI.
 
-use protocol::{AbortMigrationRequest, features::Feature};
+use protocol::{AbortMigrationRequest, MigrationMode, features::Feature};
 
 use super::*;
 use crate::vmi::{migration::source::Progress, migration_facts::Route, observed::MIGRATE};
@@ -76,16 +76,27 @@ pub(super) fn advance(observed: &Observed, now: Now, decision: &mut Decision) {
         }
         // The launcher accepted the migration, and its report is under way.
         Progress::Waiting if !is_called(observed, &migration.uid) => {}
-        Progress::Waiting | Progress::Copying(_) => {
-            let is_asked = observed.aborted_migration.as_deref() == Some(migration.uid.as_str());
+        progress @ (Progress::Waiting | Progress::Copying(_)) => {
             let is_wanted = migration.abort_requested || observed.is_leaving() || observed.facts.is_final();
             let is_busy = observed.is_busy(AbortMigrationRequest::SLOT) || observed.is_busy(MIGRATE);
-            if is_wanted && !is_asked && !is_busy && decision.due(observed.call_at(), now) {
+            let at = abort_at(observed, &migration.uid, &progress).filter(|_| is_wanted && !is_busy);
+            if at.is_some_and(|at| decision.due(observed.call_at().max(at), now)) {
                 decision.call(AbortMigrationRequest { migration: migration.uid.clone() });
             }
         }
         Progress::Gone(_) | Progress::Failed { .. } => {}
     }
+}
+
+/// Returns the earliest time of the request to abort a migration; `None` if it was made and has not failed. A guest in post-copy cannot
+/// come back.
+fn abort_at(observed: &Observed, uid: &str, progress: &Progress<'_>) -> Option<Duration> {
+    if observed.aborted_migration.as_deref() != Some(uid) {
+        return Some(Duration::ZERO);
+    }
+    let Progress::Copying(report) = progress else { return None };
+    let has_failed = !report.abort_failure.is_empty() && report.mode() != MigrationMode::PostCopy;
+    has_failed.then_some(observed.abort_at)
 }
 
 /// Another node owns the VMI: the launcher from which the domain came may exit.

@@ -198,6 +198,8 @@ pub(super) struct Observed {
     pub(super) refused_migration: Option<RefusedMigration>,
     /// UID of the migration whose abort was requested.
     pub(super) aborted_migration: Option<String>,
+    /// Earliest time at which an abort that has failed is requested again.
+    pub(super) abort_at: Duration,
     /// Since when the launcher reports that the domain has moved away.
     pub(super) moved_since: Option<Duration>,
     /// Since when another node owns the VMI.
@@ -288,6 +290,7 @@ impl Observed {
             called_migration: None,
             refused_migration: None,
             aborted_migration: None,
+            abort_at: Duration::ZERO,
             moved_since: None,
             left_at: None,
             source_gone_since: None,

@@ -304,6 +304,10 @@ fn an_abort_that_fails_lets_the_migration_go_on() {
     assert_eq!(abort(&mut table, "a"), [""; 0]);
     table.take(to_out(JobInput::MigrationAborted(failed("too late"))));
     assert_eq!(report(&table).abort_failure, "cannot abort the migration: too late");
+    assert_eq!(table.after(1), ["read progress"], "not without another request");
+    assert_eq!(abort(&mut table, "a"), ["abort migration"]);
+    assert_eq!(report(&table).abort_failure, "");
+    table.take(to_out(JobInput::MigrationAborted(failed("too late"))));
     table.take(to_out(JobInput::Migrated(Ok(()))));
     table.take(read(Lifecycle::Shutoff, "migrated"));
     abort(&mut table, "a");
@@ -319,6 +323,31 @@ fn an_abort_that_fails_lets_the_migration_go_on() {
     assert_eq!(shown(&table), (NOT_MOVED, "Live migration has been aborted".into(), true));
     abort(&mut table, "a");
     assert_eq!(table.last_answer(), Some(Ok(false)), "it has no effect any more");
+}
+
+#[test]
+fn an_abort_is_repeated_while_libvirt_cannot_carry_it_out_yet() {
+    for error in [
+        HypervisorError::Libvirt { code: 55, message: "no job is active on the domain".into() },
+        HypervisorError::Disconnected("broken".into()),
+        HypervisorError::Timeout("abort the migration"),
+        HypervisorError::Busy,
+    ] {
+        let label = format!("{error:?}");
+        let mut table = copying(options("a"));
+        assert_eq!(table.request(Request::AbortMigration("a".into())), ["abort migration"]);
+        assert_eq!(table.take(to_out(JobInput::MigrationAborted(Err(error)))), [""; 0], "{label}");
+        assert_eq!(report(&table).abort_failure, "", "{label}");
+        assert_eq!(table.after(1), ["abort migration", "read progress"], "{label}");
+        table.take(progress(5));
+        assert_eq!(table.after(1), ["read progress"], "one at a time: {label}");
+        table.take(progress(4));
+        table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+        assert_eq!(table.after(1), ["read progress"], "not after it has worked: {label}");
+        table.take(to_out(JobInput::Migrated(failed("canceled"))));
+        table.take(read(Lifecycle::Running, "migrationCanceled"));
+        assert_eq!(shown(&table), (NOT_MOVED, "Live migration has been aborted".into(), true), "{label}");
+    }
 }
 
 #[test]

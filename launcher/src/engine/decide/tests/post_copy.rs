@@ -144,6 +144,36 @@ fn first_job_that_ends_by_itself_needs_no_second_one() {
 }
 
 #[test]
+fn request_to_abort_goes_before_the_second_job() {
+    let no_job = || HypervisorError::Libvirt { code: 55, message: "no job is active on the domain".into() };
+    let mut table = late();
+    table.take(to_out(JobInput::MigrationAborted(Err(no_job()))));
+    assert_eq!(table.after(1), ["abort migration", "read progress"]);
+    table.take(progress(400));
+    assert_eq!(table.request(Request::AbortMigration("a".into())), [""; 0], "one at a time");
+    table.take(to_out(JobInput::MigrationAborted(Err(no_job()))));
+    assert_eq!(table.after(1), ["abort migration", "read progress"]);
+    // A failure for good is shown, and the limit acts again.
+    table.take(to_out(JobInput::MigrationAborted(failed("not supported"))));
+    assert!(table.state.base.published.migration.as_ref().is_some_and(|report| !report.abort_failure.is_empty()));
+    assert_eq!(table.take(progress(300)), ["abort migration"]);
+    // Between the two jobs.
+    let mut table = late();
+    table.take(to_out(JobInput::MigrationAborted(Ok(()))));
+    assert_eq!(table.take(to_out(JobInput::Migrated(failed("canceled by client")))), ["read"]);
+    assert_eq!(table.request(Request::AbortMigration("a".into())), [""; 0]);
+    assert_eq!(table.last_answer(), Some(Ok(false)));
+    table.take(read(Lifecycle::Running, "migrationCanceled"));
+    assert_eq!(shown(&table).0, MigrationStep::NotMoved);
+    assert!(table.state.base.published.migration.as_ref().is_some_and(|report| report.aborted));
+    // The second job has not begun: it does not switch meanwhile.
+    let mut table = ready();
+    table.request(Request::AbortMigration("a".into()));
+    table.take(to_out(JobInput::MigrationAborted(Err(no_job()))));
+    assert_eq!(tick(&mut table, 100), ["abort migration", "read progress"]);
+}
+
+#[test]
 fn second_job_that_fails_before_the_switch_leaves_the_guest_here() {
     let mut table = ready();
     assert_eq!(table.take(to_out(JobInput::Migrated(failed("Postcopy is not supported")))), ["read"]);

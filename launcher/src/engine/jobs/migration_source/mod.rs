@@ -8,11 +8,13 @@
 //! ```
 //! Copying also goes to Releasing as soon as libvirt has decided that the guest has left and QEMU was ended, before libvirt says so.
 //!
-//! `post_copy.rs` has the way on after the time limit, if post-copy is allowed; `limits.rs` has the limits, `end.rs` the end.
+//! `post_copy.rs` has the way on after the time limit, if post-copy is allowed; `limits.rs` has the limits, `abort.rs` the abort,
+//! `end.rs` the end.
 //!
 //! A call that ends without result, and a restarted worker, watch libvirt's job until it has ended. Only the state of the domain
 //! decides then: while it exists here, the guest runs here, and once it has ended, the target may run it.
 
+mod abort;
 mod end;
 mod limits;
 mod post_copy;
@@ -59,6 +61,8 @@ pub(crate) struct MigrationSource {
     repeats_since: Option<Instant>,
     /// An abort is in progress.
     aborting: bool,
+    /// The abort is repeated: libvirt could not carry it out yet.
+    abort_again: bool,
     /// Reason of an abort.
     abort: Option<String>,
     /// Error of libvirt's call.
@@ -115,6 +119,7 @@ impl MigrationSource {
             downtime: 0,
             repeats_since: None,
             aborting: false,
+            abort_again: false,
             abort: None,
             failure: String::new(),
             ended: None,
@@ -232,6 +237,7 @@ impl MigrationSource {
         if self.has_broken_job(base.now) {
             self.step = Step::Settling;
         }
+        self.repeat_abort(base);
         match &self.step {
             Step::Opening { .. } => return self,
             Step::Releasing { .. } | Step::Asking { .. } => {
@@ -239,7 +245,7 @@ impl MigrationSource {
                 base.work_for(Self::NAME, Work::Release { migration, paused });
             }
             _ if base.link != Link::Up => return self,
-            Step::Copying if self.post_copy == PostCopy::Ready => {
+            Step::Copying if self.post_copy == PostCopy::Ready && self.abort.is_none() => {
                 base.call_for(Self::NAME, DomainCall::StartPostCopy);
             }
             Step::Copying | Step::Watching => base.call_for(Self::NAME, DomainCall::ReadProgress),
@@ -304,45 +310,6 @@ impl MigrationSource {
         };
         tracing::warn!(reason, "aborting the migration");
         self.abort(base, reason);
-    }
-
-    fn abort(&mut self, base: &mut Base, reason: String) {
-        self.abort = Some(reason);
-        if !std::mem::replace(&mut self.aborting, true) {
-            base.call_for(Self::NAME, DomainCall::AbortMigration);
-        }
-    }
-
-    /// Decides on a request to abort the migration.
-    fn on_abort(mut self, base: &mut Base, id: RequestId) -> Self {
-        let result = match self.step {
-            Step::Copying | Step::Watching => {
-                self.abort(base, ABORTED.to_owned());
-                Ok(())
-            }
-            Step::Opening { .. } => Err(HypervisorError::Busy.into()),
-            _ => Err(RequestError::MigrationEnded(self.migration().to_owned())),
-        };
-        base.answer_abort(id, result);
-        self
-    }
-
-    /// Decides on the result of an abort.
-    fn on_aborted(mut self, base: &mut Base, result: Result<(), HypervisorError>) -> Self {
-        self.aborting = false;
-        if let Err(error) = result {
-            tracing::warn!(%error, "cannot abort the migration");
-            if self.post_copy == PostCopy::Wanted {
-                self.post_copy = PostCopy::None;
-                return self;
-            }
-            // The migration goes on and may succeed.
-            self.abort = None;
-            if let Some(report) = &mut base.published.migration {
-                report.abort_failure = format!("cannot abort the migration: {error}");
-            }
-        }
-        self
     }
 
     /// Returns true if the domain is here and can be destroyed.

@@ -51,8 +51,7 @@ impl MigrationSource {
     pub(super) fn prefer_post_copy(&mut self, base: &mut Base) {
         tracing::warn!("the migration takes too long, switching to post-copy");
         self.post_copy = PostCopy::Wanted;
-        self.aborting = true;
-        base.call_for(Self::NAME, DomainCall::AbortMigration);
+        self.call_abort(base);
     }
 
     /// Begins the second job if it is due. Returns false if it is not.
@@ -60,6 +59,7 @@ impl MigrationSource {
         let is_due = self.post_copy == PostCopy::Wanted && self.abort.is_none() && self.then.is_empty();
         if is_due {
             self.post_copy = PostCopy::Ready;
+            self.abort_again = false;
             (self.step, self.calling, self.next) = (Step::Copying, false, base.now + START_INTERVAL);
             self.progress = (u64::MAX, base.now);
             self.failure.clear();

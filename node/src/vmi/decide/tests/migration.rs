@@ -1,6 +1,6 @@
 //! Live migration: each role, state of the migration and report of the launcher.
 
-use protocol::{MigrateRequest, MigrationReport, MigrationStep};
+use protocol::{AbortMigrationRequest, MigrateRequest, MigrationMode, MigrationReport, MigrationStep};
 use serde_json::Value;
 
 use super::*;
@@ -134,6 +134,28 @@ fn source_follows_the_status_and_its_launcher() {
     let stranger = MigrationReport { migration: "m0".into(), ..moving(NotMoved) };
     let observed = source(&ready(none()), Some(stranger));
     assert_eq!(names(&decide(&observed, at(5))), ["relay", "migrate"], "the migration before");
+}
+
+#[test]
+fn source_requests_an_abort_again_after_its_failure() {
+    let failed = |mode: MigrationMode| {
+        let mut report = MigrationReport { abort_failure: "busy".into(), ..moving(MigrationStep::Copying) };
+        report.set_mode(mode);
+        report
+    };
+    for (report, is_repeated) in [
+        (moving(MigrationStep::Copying), false),
+        (failed(MigrationMode::PreCopy), true),
+        (failed(MigrationMode::PausedCopy), true),
+        (failed(MigrationMode::PostCopy), false),
+    ] {
+        let mut observed = source(&begun(json!({"abortRequested": true})), Some(report.clone()));
+        let abort = AbortMigrationRequest { migration: "m1".into() };
+        observed.begin(&Effect::Call(Arc::new(abort.clone())), at(5));
+        observed.apply_answer(&abort, 1, Ok(Done {}), at(5));
+        assert!(!names(&decide(&observed, at(9))).contains(&"abort"), "{report:?}");
+        assert_eq!(names(&decide(&observed, at(10))).contains(&"abort"), is_repeated, "{report:?}");
+    }
 }
 
 #[test]
