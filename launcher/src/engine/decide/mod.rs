@@ -117,7 +117,7 @@ impl State {
         self.base.published.migration = Some(report);
         let mode = match (record.direction, record.step()) {
             (MigrationEnd::Source, MigrationStep::Copying | MigrationStep::Releasing) => {
-                self.job = Some(MigrationSource::adopted(record, self.base.now).into());
+                self.job = Some(MigrationSource::adopted(record, &self.base).into());
                 ChannelMode::Source
             }
             (MigrationEnd::Target, MigrationStep::Prepared | MigrationStep::Copying | MigrationStep::Releasing) => {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use protocol::{MigrationMode, MigrationReport, MigrationStep, VolumeDestination};
+use protocol::{MigrateRequest, MigrationMode, MigrationReport, MigrationStep, VolumeDestination};
 use serde::{Deserialize, Serialize};
 
 use super::request::RequestError;
@@ -22,6 +22,30 @@ pub(crate) enum MigrationEnd {
     /// To this launcher.
     #[serde(rename = "in")]
     Target,
+}
+
+/// The limits of a migration to another launcher, as its request has them.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(default)]
+pub(crate) struct MigrationLimits {
+    pub(crate) progress_timeout: u64,
+    pub(crate) completion_timeout_per_gb: u64,
+    pub(crate) allow_workload_disruption: bool,
+    pub(crate) post_copy: bool,
+    pub(crate) max_downtime_ms: u64,
+}
+
+impl MigrationLimits {
+    /// Returns the limits of a request.
+    pub(crate) fn of(request: &MigrateRequest) -> Self {
+        Self {
+            progress_timeout: request.progress_timeout,
+            completion_timeout_per_gb: request.completion_timeout_per_gb,
+            allow_workload_disruption: request.allow_workload_disruption,
+            post_copy: request.post_copy,
+            max_downtime_ms: request.max_downtime_ms,
+        }
+    }
 }
 
 /// The last migration, as a restarted worker finds it.
@@ -45,6 +69,9 @@ pub(crate) struct MigrationRecord {
     /// The guest has left its memory behind.
     #[serde(default)]
     pub(crate) post_copy: bool,
+    /// Limits of a migration to another launcher that has begun.
+    #[serde(default)]
+    pub(crate) limits: Option<MigrationLimits>,
 }
 
 impl MigrationRecord {
@@ -60,6 +87,7 @@ impl MigrationRecord {
             begin: report.begin,
             end: report.end,
             post_copy: report.mode() == MigrationMode::PostCopy,
+            limits: None,
         }
     }
 
@@ -194,9 +222,16 @@ mod tests {
             end: 2,
             ..MigrationReport::default()
         };
-        let record = MigrationRecord::of(&report, MigrationEnd::Source, true);
-        let text = serde_json::to_string(&record).unwrap();
-        let read: MigrationRecord = serde_json::from_str(&text).unwrap();
+        let limits = MigrationLimits { progress_timeout: 150, ..MigrationLimits::default() };
+        let record =
+            MigrationRecord { limits: Some(limits), ..MigrationRecord::of(&report, MigrationEnd::Source, true) };
+        let mut json = serde_json::to_value(&record).unwrap();
+        let read: MigrationRecord = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(read, record);
         assert_eq!((read.report(), read.step(), read.paused), (report, MigrationStep::NotMoved, true));
+        // The record of a former release.
+        json.as_object_mut().unwrap().remove("limits");
+        let read: MigrationRecord = serde_json::from_value(json).unwrap();
+        assert_eq!(read, MigrationRecord { limits: None, ..record });
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     domain::parse::{DomainConfig, MemoryDevice},
     engine::{
         jobs::Job,
-        model::{Action, Input, JobInput, MigrationEnd, MigrationRecord, Request, Stage},
+        model::{Action, Input, JobInput, MigrationEnd, MigrationLimits, MigrationRecord, Request, Stage},
     },
     hypervisor::{HypervisorError, Progress},
 };
@@ -419,6 +419,7 @@ fn a_restarted_worker_goes_on() {
         begin: 1,
         end: 0,
         post_copy: false,
+        limits: None,
     };
     let adopted = |step| {
         let mut table = Table::restarted(record(step));
@@ -450,4 +451,33 @@ fn a_restarted_worker_goes_on() {
     table.take(read(Lifecycle::Running, "booted"));
     assert_eq!(migrate(&mut table, options("a")), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
+}
+
+#[test]
+fn a_restarted_worker_keeps_the_limits() {
+    let limits = MigrationLimits { completion_timeout_per_gb: 10, max_downtime_ms: 500, ..MigrationLimits::default() };
+    let downtime = &["set downtime"][..];
+    for (allow_workload_disruption, post_copy, first, last) in [
+        (false, false, downtime, "abort migration"),
+        (true, false, downtime, "pause for copy"),
+        // The job may be one from which the guest must not leave before the switch.
+        (true, true, &[][..], "abort migration"),
+    ] {
+        let former = copying(options("a"));
+        let record = MigrationRecord {
+            begin: former.state.base.nanoseconds() - 6_000_000_000,
+            limits: Some(MigrationLimits { allow_workload_disruption, post_copy, ..limits }),
+            ..MigrationRecord::of(&report(&former), MigrationEnd::Source, false)
+        };
+        let mut table = Table::restarted(record);
+        table.take(Input::Timer);
+        table.take(Input::Connected(Ok(true)));
+        table.take(read(Lifecycle::Running, "booted"));
+        assert_eq!(table.after(1), ["read progress"]);
+        assert_eq!(table.take(progress(700)), *first, "{post_copy}");
+        table.after(1);
+        assert_eq!(table.take(progress(600)), [""; 0], "{last}");
+        table.after(3);
+        assert_eq!(table.take(progress(500)), [last]);
+    }
 }

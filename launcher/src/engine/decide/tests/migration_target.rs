@@ -219,6 +219,7 @@ fn a_restarted_worker_keeps_what_has_arrived() {
             begin: 1,
             end: 0,
             post_copy: false,
+            limits: None,
         };
         let mut table = Table::restarted(record);
         table.take(Input::Timer);

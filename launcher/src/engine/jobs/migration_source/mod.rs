@@ -19,7 +19,7 @@ mod end;
 mod limits;
 mod post_copy;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use protocol::{Lifecycle, MigrateRequest, MigrationMode, MigrationStep};
 use tokio::time::Instant;
@@ -29,8 +29,8 @@ use super::{ABORTED, EndRequest, INTERVAL, Steps, WAITING};
 use crate::{
     domain::parse::DomainConfig,
     engine::model::{
-        Action, Base, ChannelMode, DomainCall, JobInput, Link, MigrationEnd, MigrationRecord, RequestError, RequestId,
-        Stage, Work, copied_disks,
+        Action, Base, ChannelMode, DomainCall, JobInput, Link, MigrationEnd, MigrationLimits, MigrationRecord,
+        RequestError, RequestId, Stage, Work, copied_disks,
     },
     hypervisor::{HypervisorError, MigrateWay, Progress},
 };
@@ -38,7 +38,7 @@ use crate::{
 /// A migration to another launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationSource {
-    /// The request; after a restart of the worker only its name is known.
+    /// The request; after a restart of the worker only its name and its limits are known.
     request: Arc<MigrateRequest>,
     /// The user has paused the guest.
     was_paused: bool,
@@ -129,11 +129,25 @@ impl MigrationSource {
         }
     }
 
-    /// Returns the job of a record.
-    pub(crate) fn adopted(record: &MigrationRecord, now: Instant) -> Self {
-        let request = MigrateRequest { migration: record.migration.clone(), ..MigrateRequest::default() };
-        // The former worker has limited the downtime.
-        Self { was_paused: record.paused, downtime: u64::MAX, ..Self::new(Arc::new(request), Step::Watching, now) }
+    /// Returns the job of a record. It does not switch to post-copy: too little is known for a second job of libvirt.
+    pub(crate) fn adopted(record: &MigrationRecord, base: &Base) -> Self {
+        let limits = record.limits.unwrap_or_default();
+        // libvirt's job may be one that can switch, from which the guest must not leave before it does.
+        let may_leave = record.limits.is_some() && !limits.post_copy;
+        let request = MigrateRequest {
+            migration: record.migration.clone(),
+            progress_timeout: limits.progress_timeout,
+            completion_timeout_per_gb: limits.completion_timeout_per_gb,
+            allow_workload_disruption: limits.allow_workload_disruption && may_leave,
+            max_downtime_ms: limits.max_downtime_ms,
+            ..MigrateRequest::default()
+        };
+        let age = Duration::from_nanos(base.nanoseconds().saturating_sub(record.begin));
+        let began = base.now.checked_sub(age).unwrap_or(base.now);
+        // Otherwise the former worker has limited the downtime.
+        let downtime = if may_leave { 0 } else { u64::MAX };
+        let new = Self::new(Arc::new(request), Step::Watching, base.now);
+        Self { was_paused: record.paused, downtime, began, ..new }
     }
 
     /// Begins to move the domain. `None` if it cannot move, which the published state reports.
@@ -162,8 +176,11 @@ impl MigrationSource {
         let was_paused = lifecycle == Lifecycle::Paused && (published.reason == "user" || is_restored);
         tracing::info!(migration = request.migration, disks = ?copied, "moving the domain to another launcher");
         let report = base.new_report(&request.migration, MigrationStep::Copying);
-        let record = Box::new(MigrationRecord::of(&report, MigrationEnd::Source, was_paused));
-        base.work_for(Self::NAME, Work::OpenMigration(record, ChannelMode::Source));
+        let record = MigrationRecord {
+            limits: Some(MigrationLimits::of(&request)),
+            ..MigrationRecord::of(&report, MigrationEnd::Source, was_paused)
+        };
+        base.work_for(Self::NAME, Work::OpenMigration(Box::new(record), ChannelMode::Source));
         let new = Self::new(request, Step::Opening { requests: vec![id] }, base.now);
         Ok(Some(Self { copied, was_paused, ..new }))
     }
@@ -292,7 +309,8 @@ impl MigrationSource {
         if self.aborting || self.abort.is_some() {
             return;
         }
-        let memory = base.active.memory_requested().unwrap_or(0);
+        // A restarted worker has not read the domain yet.
+        let Some(memory) = base.active.memory_requested() else { return };
         let reason = match self.limit(memory, base.migration_mode(), base.now) {
             None => return,
             Some(Limit::PostCopy) => return self.prefer_post_copy(base),
