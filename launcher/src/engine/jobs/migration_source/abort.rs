@@ -47,7 +47,7 @@ impl MigrationSource {
                 Ok(())
             }
             Step::Opening { .. } => Err(HypervisorError::Busy.into()),
-            _ => Err(RequestError::MigrationEnded(self.migration().to_owned())),
+            _ => Err(RequestError::MigrationEnded(self.request.migration.clone())),
         };
         base.answer_abort(id, result);
         self
