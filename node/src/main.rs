@@ -1,6 +1,6 @@
 //! virt-handler.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 
@@ -38,6 +38,9 @@ struct Arguments {
     /// Devices of each kind that kubelet may allocate.
     #[arg(long, default_value_t = 1000)]
     max_devices: u32,
+    /// Seconds for which the process waits for migrations in progress when it is asked to stop.
+    #[arg(long, default_value_t = 300)]
+    graceful_shutdown_seconds: u64,
     /// Verbosity of the log; the cluster configuration overrides it.
     #[arg(short, default_value_t = daemon::logging::DEFAULT_VERBOSITY)]
     v: u32,
@@ -60,6 +63,7 @@ fn main() -> anyhow::Result<()> {
         console_port: arguments.console_server_port,
         migration_port: arguments.migration_port,
         max_devices: arguments.max_devices,
+        graceful_shutdown: Duration::from_secs(arguments.graceful_shutdown_seconds),
     };
     Ok(node::runtime()?.block_on(node::run(options, verbosity))?)
 }

@@ -67,6 +67,8 @@ pub struct Options {
     pub migration_port: u16,
     /// Devices of each kind that kubelet may allocate.
     pub max_devices: u32,
+    /// Longest wait for migrations in progress before the stop.
+    pub graceful_shutdown: Duration,
 }
 
 /// Reason why virt-handler cannot run.
@@ -105,11 +107,12 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(8).enable_all().build()
 }
 
-/// Runs virt-handler until the process is asked to stop, or until a task of the process ends.
+/// Runs virt-handler until the process is asked to stop, or until a task of the process ends. Migrations in progress end before the
+/// stop, and all VMIs of the node are served meanwhile.
 pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     let client = daemon::client::connect().await?;
     let metrics = Metrics::new()?;
-    let stop = daemon::signals::stop_token();
+    let (asked, stop) = (daemon::signals::stop_token(), CancellationToken::new());
     let mut tasks = Tasks::stopped_by(stop.clone());
     let spawner = tasks.spawner();
     let config = daemon::config::follow(client.clone(), &options.namespace, &spawner);
@@ -121,13 +124,18 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
     }
     let (threads, ending) = (Threads::start().map_err(Error::Threads)?, TaskTracker::new());
     let process = Process { options, client, metrics, stop, spawner, config, roots, readiness, ending, threads };
-    let (vmis, streams) = process.start(verbosity)?;
+    let Started { vmis, streams, channels } = process.start(verbosity)?;
 
+    let drained = async {
+        asked.cancelled().await;
+        process.metrics.ready.set(0);
+        process.readiness.hold_back("stop", "virt-handler stops");
+        drain(&channels, process.options.graceful_shutdown).await;
+    };
     tokio::select! {
-        () = process.stop.cancelled() => {}
+        () = drained => process.stop.cancel(),
         ended = tasks.ended() => return Err(ended.into()),
     }
-    process.metrics.ready.set(0);
     let ended = async {
         vmis.stopped().await;
         // Every stream sends the reason of its end to its client.
@@ -140,6 +148,24 @@ pub async fn run(options: Options, verbosity: Verbosity) -> Result<(), Error> {
         tracing::warn!(limit = ?STOP_LIMIT, "not all tasks ended in time");
     }
     Ok(())
+}
+
+/// Waits until no migration is in progress, at most for `limit`. Another signal ends the wait.
+async fn drain(channels: &Channels, limit: Duration) {
+    tokio::select! {
+        biased;
+        () = channels.drain() => {}
+        () = daemon::signals::terminated() => tracing::warn!("another signal: migrations in progress are cut"),
+        () = tokio::time::sleep(limit) => tracing::warn!(?limit, "migrations did not end in time, and are cut"),
+    }
+}
+
+/// Parts of the process that end in an order of their own.
+struct Started {
+    vmis: Vmis,
+    /// Open streams.
+    streams: TaskTracker,
+    channels: Channels,
 }
 
 /// Shared parts of the process.
@@ -164,12 +190,13 @@ impl Process {
         self.spawner.spawn(name, self.ending.track_future(task));
     }
 
-    /// Starts all tasks. Returns the VMIs and the tracker of open streams.
-    fn start(&self, verbosity: Verbosity) -> Result<(Vmis, TaskTracker), Error> {
+    /// Starts all tasks.
+    fn start(&self, verbosity: Verbosity) -> Result<Started, Error> {
         let Self { options, client, metrics, stop, config, .. } = self;
         let node = options.node_name.as_str();
         self.spawner.spawn("settings", follow_settings(config.clone(), verbosity, node.to_owned()));
         let identity = self.identity(certificate::Role::Handler, std::future::ready(()));
+        let channels = self.migrations(&identity)?;
         let host = NodeHost::new(
             node.to_owned(),
             options.listen,
@@ -178,7 +205,7 @@ impl Process {
             &options.device_dir,
             config.clone(),
         )?
-        .with_channels(self.migrations(&identity)?);
+        .with_channels(channels.clone());
         let (writes, dropped) = (metrics.writes.clone(), metrics.events_dropped.clone());
         let records = ApiRecords::new(client.clone(), node, writes, dropped, &self.spawner);
         let traces = Traces::start(component::VIRT_HANDLER, &metrics.registry, &self.spawner)?;
@@ -194,7 +221,7 @@ impl Process {
             }
         };
         self.spawn("vmis", vmi::follow(client.clone(), vmis.clone(), listed, stop.clone()));
-        Ok((vmis, streams))
+        Ok(Started { vmis, streams, channels })
     }
 
     /// Starts the device plugins, and the tasks that depend on their registration.

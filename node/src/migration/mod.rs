@@ -5,7 +5,8 @@
 //!   (source)                      source                     target       └─ memory, disks ─── QEMU (target)
 //! ```
 //!
-//! - [`Channels`]: start here. It registers targets and starts sources; each lasts until its guard is dropped.
+//! - [`Channels`]: start here. It registers targets and starts sources; each lasts until its guard is dropped. Before the end of the
+//!   process, [`Channels::drain`] waits for those in progress.
 //! - [`source`]: waits for channels of the source's launcher and opens connections to the target's node.
 //! - [`server`]: accepts connections of other nodes, finds the [`target`] and connects the target's launcher.
 //! - [`frame`]: the header of a connection. [`connection`]: its queues. [`relay`]: copies bytes, which nothing here parses;
@@ -42,7 +43,10 @@ use daemon::{
 };
 use protocol::channels::Channel;
 use tokio::{net::UnixStream, runtime::Handle, sync::Semaphore};
-use tokio_util::sync::DropGuard;
+use tokio_util::{
+    sync::DropGuard,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 use tonic::async_trait;
 
 use self::target::Targets;
@@ -96,6 +100,7 @@ pub(crate) struct TargetEnd {
 /// Relays the channels of a launcher of this node to the target's node. Dropping it ends them.
 pub(crate) struct SourceEnd {
     _stop: DropGuard,
+    _in_progress: TaskTrackerToken,
 }
 
 /// Connections of migrations of this node. Cheap to clone; all clones are the same.
@@ -111,6 +116,9 @@ struct Inner {
     /// Places of channels that leave this node.
     source_places: Arc<Semaphore>,
     runtime: Handle,
+    /// Migrations that a stop would cut. Closed once no other one may begin.
+    in_progress: TaskTracker,
+    draining: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -127,7 +135,9 @@ impl Channels {
         let tls = MutualTls::new(identity, roots, HANDLER_CN, PROTOCOL)?;
         let source_places = Arc::new(Semaphore::new(SOURCE_CHANNELS));
         let (endpoint, targets, runtime) = (Mutex::new(endpoint), Targets::default(), Handle::current());
-        Ok(Self(Arc::new(Inner { endpoint, tls, metrics, targets, source_places, runtime, stop })))
+        let (in_progress, draining) = (TaskTracker::new(), CancellationToken::new());
+        let inner = Inner { endpoint, tls, metrics, targets, source_places, runtime, in_progress, draining, stop };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Returns address and port that other nodes dial. The port is 0 without a listener.
@@ -154,7 +164,25 @@ impl Channels {
     /// Relays the channels of this migration from a launcher of this node to the target, until the guard is dropped.
     pub(crate) fn send(&self, migration: Migration, target: Target, launcher: Arc<dyn LauncherSocket>) -> SourceEnd {
         let stop = self.0.stop.child_token();
+        let in_progress = self.0.in_progress.token();
         source::start(self.clone(), migration, target, launcher, stop.clone());
-        SourceEnd { _stop: stop.drop_guard() }
+        SourceEnd { _stop: stop.drop_guard(), _in_progress: in_progress }
+    }
+
+    /// Refuses migrations to this node of which no channel was open yet, and waits until all others have ended: those whose target
+    /// end had a channel, and those with a source end.
+    pub(crate) async fn drain(&self) {
+        self.0.in_progress.close();
+        self.0.draining.cancel();
+        let count = self.0.in_progress.len();
+        if count > 0 {
+            tracing::info!(count, "migrations in progress are awaited");
+        }
+        self.0.in_progress.wait().await;
+    }
+
+    /// Returns the token that is cancelled by [`Self::drain`].
+    pub(crate) fn draining(&self) -> CancellationToken {
+        self.0.draining.clone()
     }
 }

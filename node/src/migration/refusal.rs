@@ -30,6 +30,9 @@ pub(crate) enum Refusal {
     /// The migration has its most channels.
     #[error("the migration has too many channels")]
     Full,
+    /// virt-handler is about to stop, and the migration has not begun. The text is the reference's.
+    #[error("unable to process new migration connections during virt-handler shutdown")]
+    Stopping,
     /// The launcher does not accept the channel.
     #[error("the launcher does not accept the channel")]
     Launcher,
@@ -48,6 +51,7 @@ impl Refusal {
             Self::UnknownMigration => "unknown_migration",
             Self::Node => "node",
             Self::Full => "full",
+            Self::Stopping => "stopping",
             Self::Launcher => "launcher",
         }
     }

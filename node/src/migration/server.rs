@@ -186,7 +186,7 @@ async fn admit(
     }
     let read = timeout(HEADER_LIMIT, Header::read(&mut accepted.stream)).await;
     let read = header.insert(read.map_err(|_| Refusal::Slow)?.map_err(|_| Refusal::Header)?);
-    channels.0.targets.admit(&read.migration, |node| handler_server_name(node) == name)
+    channels.0.targets.admit(&read.migration, &channels.0.in_progress, |node| handler_server_name(node) == name)
 }
 
 async fn answer(stream: &mut TlsStream, channel: Channel) -> io::Result<()> {

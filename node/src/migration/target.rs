@@ -7,7 +7,10 @@ use std::{
 
 use daemon::{CancellationToken, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::sync::DropGuard;
+use tokio_util::{
+    sync::DropGuard,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 use super::{LauncherSocket, Migration, refusal::Refusal};
 
@@ -30,6 +33,8 @@ struct Entry {
     launcher: Arc<dyn LauncherSocket>,
     channels: Arc<Semaphore>,
     stop: CancellationToken,
+    /// Counts the migration as in progress from its first channel on.
+    in_progress: Option<TaskTrackerToken>,
     _end: DropGuard,
 }
 
@@ -61,21 +66,40 @@ impl Targets {
         let number = state.next;
         state.next += 1;
         let channels = Arc::new(Semaphore::new(CHANNELS));
-        let entry = Entry { number, source_node, launcher, channels, stop: stop.clone(), _end: stop.drop_guard() };
+        let entry = Entry {
+            number,
+            source_node,
+            launcher,
+            channels,
+            stop: stop.clone(),
+            in_progress: None,
+            _end: stop.drop_guard(),
+        };
         // A former entry ends its channels when it is dropped.
         state.entries.insert(migration.clone(), entry);
         Registered { targets: self.clone(), migration, number }
     }
 
-    /// Finds the launcher for a channel of `migration` that a node opens. `is_node` compares the node of the peer's certificate.
-    pub(super) fn admit(&self, migration: &Migration, is_node: impl Fn(&str) -> bool) -> Result<Admitted, Refusal> {
-        let state = lock(&self.0);
-        let Some(entry) = state.entries.get(migration) else {
-            let is_known = state.entries.keys().any(|known| known.vmi == migration.vmi);
-            return Err(if is_known { Refusal::UnknownMigration } else { Refusal::UnknownVmi });
-        };
+    /// Finds the launcher for a channel of `migration` that a node opens. `is_node` compares the node of the peer's certificate. The
+    /// first channel counts the migration in `in_progress`, and is refused once that is closed.
+    pub(super) fn admit(
+        &self,
+        migration: &Migration,
+        in_progress: &TaskTracker,
+        is_node: impl Fn(&str) -> bool,
+    ) -> Result<Admitted, Refusal> {
+        let mut state = lock(&self.0);
+        let is_known = state.entries.keys().any(|known| known.vmi == migration.vmi);
+        let unknown = if is_known { Refusal::UnknownMigration } else { Refusal::UnknownVmi };
+        let entry = state.entries.get_mut(migration).ok_or(unknown)?;
         if !is_node(&entry.source_node) {
             return Err(Refusal::Node);
+        }
+        if entry.in_progress.is_none() {
+            if in_progress.is_closed() {
+                return Err(Refusal::Stopping);
+            }
+            entry.in_progress = Some(in_progress.token());
         }
         let place = entry.channels.clone().try_acquire_owned().map_err(|_| Refusal::Full)?;
         Ok(Admitted { launcher: entry.launcher.clone(), stop: entry.stop.clone(), _place: place })

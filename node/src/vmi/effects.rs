@@ -12,7 +12,7 @@ use std::{
 
 use api::{VirtualMachineInstance, constants::annotation::MIGRATION_PROGRESS};
 use daemon::{
-    merge_patch,
+    CancellationToken, merge_patch,
     tasks::panics,
     telemetry::{OpenSpan, Traces},
 };
@@ -107,6 +107,11 @@ impl Executor {
     /// Returns address and port under which this node accepts migrations.
     pub(super) fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
         self.host.migration_endpoint()
+    }
+
+    /// Returns the token that is cancelled once this virt-handler begins no further migration.
+    pub(super) fn draining(&self) -> CancellationToken {
+        self.host.draining()
     }
 
     /// Returns an executor that sends the reports of launchers to `reports`, each with the number of its connection.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use api::VirtualMachineInstance;
-use daemon::{config::ConfigHandle, errors};
+use daemon::{CancellationToken, config::ConfigHandle, errors};
 use protocol::{CacheFile, SmBios, VmiOptions};
 use tokio::net::UnixStream;
 use tonic::async_trait;
@@ -121,6 +121,9 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     /// Returns the address and port under which this node accepts migrations.
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)>;
+
+    /// Returns the token that is cancelled once this virt-handler is about to stop and begins no further migration.
+    fn draining(&self) -> CancellationToken;
 
     /// Relays the connections of a migration of this VMI until the result is dropped.
     fn relay(&self, vmi: &str, route: Route) -> Relay;
@@ -298,6 +301,10 @@ impl Host for NodeHost {
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
         let endpoint = self.channels.as_ref()?.endpoint();
         (endpoint.port() != 0).then(|| (endpoint.ip(), endpoint.port()))
+    }
+
+    fn draining(&self) -> CancellationToken {
+        self.channels.as_ref().map_or_else(CancellationToken::new, Channels::draining)
     }
 
     fn relay(&self, vmi: &str, route: Route) -> Relay {

@@ -83,12 +83,14 @@ impl Task {
     ) {
         // A restarted task continues with the newest state of the watch.
         self.apply_feed(feed.borrow_and_update().clone());
+        let draining = self.executor.draining();
         let mut stage = None;
         loop {
             let now = self.now();
             self.executor.align(&self.observed.link);
             self.observed.note_role(now);
             self.observed.note_save(now);
+            self.observed.draining = draining.is_cancelled();
             // A migration goes on at the address at which it began.
             if self.observed.route.is_none() {
                 self.observed.endpoint = self.executor.migration_endpoint();
@@ -123,6 +125,8 @@ impl Task {
                 Some(pending) = requests.recv(), if !self.observed.is_busy(REQUEST) && self.held.is_none() => {
                     self.request(pending);
                 }
+                // The route of a migration that has not begun would keep the process.
+                () = draining.cancelled(), if !self.observed.draining => {}
                 () = sleep_until(wake_at) => {}
             }
         }

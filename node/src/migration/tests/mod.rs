@@ -1,6 +1,7 @@
 //! Two virt-handlers over TLS on the loopback interface, with launchers made of sockets.
 
 mod attacks;
+mod draining;
 mod relayed;
 
 use std::{

@@ -45,10 +45,11 @@ fn is_called(observed: &Observed, uid: &str) -> bool {
 }
 
 /// Returns true if the launcher can be asked to begin: the domain runs, and no call is in progress that may change it. Writes of the
-/// status change no domain.
+/// status change no domain. A virt-handler that is about to stop begins no migration, because its end would cut it.
 fn may_begin(observed: &Observed) -> bool {
     let Link::Up { greeted: true, features, .. } = &observed.link else { return false };
     observed.busy.iter().all(|slot| *slot == RECORD)
+        && !observed.draining
         && observed.reported
         && observed.domain() == Domain::Alive
         && features.contains(&Feature::LiveMigration)

@@ -67,6 +67,7 @@ pub(super) fn receive(observed: &Observed, now: Now, decision: &mut Decision) {
         && target::is_equipped(observed)
         && !is_prepared
         && !is_annotated(&observed.vmi, BLOCK_MIGRATION_TARGET)
+        && !target::is_held(observed, migration)
         && !observed.is_busy(PrepareMigration::SLOT)
         && decision.due(observed.call_at(), now)
     {

@@ -110,6 +110,12 @@ pub(in crate::vmi) fn is_equipped(observed: &Observed) -> bool {
     networked && matches!(observed.link, Link::Up { networked: true, .. }) && volumes::has_moved_volumes(observed)
 }
 
+/// Returns true if the launcher is prepared and its address published by the next virt-handler of this node: the present one is about
+/// to stop, and refuses the channels of a migration that has not begun.
+pub(in crate::vmi) fn is_held(observed: &Observed, migration: &Migration) -> bool {
+    observed.draining && migration.endpoint.is_none()
+}
+
 /// Returns the desired status and metadata of a VMI whose domain comes to this node; `None` if the object is up to date.
 pub(in crate::vmi) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
     let vmi = &observed.vmi;
@@ -157,7 +163,8 @@ fn advance(
     let is_present = matches!(progress, Progress::Copying(_));
     state.target_node_domain_detected |= is_present;
     let has_launcher = matches!(observed.facts.pods, Candidates::One(_));
-    let is_open = has_launcher && matches!(progress, Progress::Ready(_) | Progress::Copying(_));
+    let is_ready = has_launcher && matches!(progress, Progress::Ready(_) | Progress::Copying(_));
+    let is_open = is_ready && !is_held(observed, migration);
     if let Some((address, port)) = observed.endpoint.filter(|_| is_open)
         && migration.endpoint != Some((address, port))
     {

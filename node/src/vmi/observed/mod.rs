@@ -188,6 +188,8 @@ pub(super) struct Observed {
     pub(super) paced: Duration,
     /// Address and port under which this node accepts migrations.
     pub(super) endpoint: Option<(IpAddr, u16)>,
+    /// This virt-handler is about to stop: it begins no migration, and leaves those that have not begun to the next one.
+    pub(super) draining: bool,
     /// Connections of a migration that are relayed.
     pub(super) route: Option<Route>,
     /// UID of the migration for which the launcher was prepared over the present connection.
@@ -285,6 +287,7 @@ impl Observed {
             write_retry: None,
             paced: Duration::ZERO,
             endpoint: None,
+            draining: false,
             route: None,
             prepared_migration: None,
             called_migration: None,

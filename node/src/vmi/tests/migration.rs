@@ -18,6 +18,11 @@ impl Move {
     async fn new() -> Self {
         let source = Stage::running().await;
         let target = Stage::on(TARGET, TARGET_POD, source.records.clone());
+        Self::between(source, target)
+    }
+
+    /// Hands the VMI of a node over to another one.
+    fn between(source: Stage, target: Stage) -> Self {
         target.host.serve(&target.launcher);
         let (records, ends) = (source.records.clone(), [(NODE, source.vmis.clone()), (TARGET, target.vmis.clone())]);
         let mut changes = records.changed.subscribe();
@@ -150,16 +155,36 @@ async fn a_migration_is_aborted_once() {
     assert_eq!(both.source.launcher.calls().iter().filter(|call| *call == "abort m1").count(), 1);
 }
 
+/// Replaces the virt-handler of a node.
+async fn restart(stage: &mut Stage) {
+    stage.stop.cancel();
+    stage.vmis.stopped().await;
+    stage.stop = CancellationToken::new();
+    *stage.host.draining.lock().unwrap() = CancellationToken::new();
+    stage.vmis = Stage::handler(&stage.host, &stage.records, &stage.stop);
+    stage.vmis.apply(Arc::new(stage.records.get("m")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_virt_handler_that_is_about_to_stop_leaves_the_migration_to_the_next_one() {
+    let source = Stage::running().await;
+    source.host.draining().cancel();
+    let target = Stage::on(TARGET, TARGET_POD, source.records.clone());
+    let mut both = Move::between(source, target);
+    both.until("address", |vmi| state(vmi).target_node_address.is_some()).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!both.source.launcher.calls().contains(&"migrate m1".to_owned()));
+    assert_eq!(both.source.host.routes.lock().unwrap().len(), 0);
+    restart(&mut both.source).await;
+    both.begun().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_virt_handler_continues_at_either_end() {
     let mut both = Move::new().await;
     both.begun().await;
     for stage in [&mut both.source, &mut both.target] {
-        stage.stop.cancel();
-        stage.vmis.stopped().await;
-        stage.stop = CancellationToken::new();
-        stage.vmis = Stage::handler(&stage.host, &stage.records, &stage.stop);
-        stage.vmis.apply(Arc::new(stage.records.get("m")));
+        restart(stage).await;
     }
     both.target.launcher.move_("m1", MigrationStep::Copying);
     both.target.launcher.become_(Lifecycle::Paused, "migration");

@@ -85,6 +85,8 @@ struct FakeHost {
     pod: &'static str,
     /// Connections of migrations that were relayed.
     routes: Mutex<Vec<Route>>,
+    /// Cancelled once the present virt-handler is about to stop.
+    draining: Mutex<CancellationToken>,
 }
 
 impl FakeHost {
@@ -160,6 +162,10 @@ impl Host for FakeHost {
 
     fn migration_endpoint(&self) -> Option<(IpAddr, u16)> {
         Some(([10, 0, 0, 2].into(), 8188))
+    }
+
+    fn draining(&self) -> CancellationToken {
+        self.draining.lock().unwrap().clone()
     }
 
     fn relay(&self, vmi: &str, route: Route) -> Relay {
@@ -345,6 +351,7 @@ impl Stage {
             name,
             pod,
             routes: Mutex::default(),
+            draining: Mutex::default(),
         });
         let stop = CancellationToken::new();
         let vmis = Self::handler(&host, &records, &stop);

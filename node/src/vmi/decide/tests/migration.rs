@@ -169,6 +169,34 @@ fn source_begins_once_no_call_is_in_progress() {
 }
 
 #[test]
+fn migrations_that_have_not_begun_wait_for_the_next_virt_handler() {
+    use MigrationStep::{Copying, Prepared};
+    let none = || json!({});
+    let mut called = source(&ready(none()), None);
+    called.begin(&Effect::Call(Arc::new(migrate())), at(4));
+    let mut restarted = target(&ready(none()), true, Some(moving(Copying)));
+    restarted.prepared_migration = None;
+    let rows: [(Observed, &[&str]); 6] = [
+        (source(&ready(none()), None), &[]),
+        (called, &["relay"]),
+        (source(&begun(none()), Some(moving(Copying))), &["relay"]),
+        (target(&state(none()), true, None), &[]),
+        // It was prepared late, and its address is not published.
+        (target(&state(none()), true, Some(moving(Prepared))), &["relay"]),
+        (restarted, &["relay", "write", "prepare"]),
+    ];
+    for (number, (mut observed, expected)) in rows.into_iter().enumerate() {
+        observed.draining = true;
+        assert_eq!(names(&decide(&observed, at(5))), expected, "{number}");
+    }
+    let mut waiting = source(&ready(none()), None);
+    let decision = decide(&waiting, at(5));
+    relays(&mut waiting, &decision);
+    waiting.draining = true;
+    assert_eq!(decide(&waiting, at(5)).effects, [Effect::Relay(None)], "nothing keeps the process");
+}
+
+#[test]
 fn source_writes_the_failure_and_its_reason_once() {
     let aborted = MigrationReport { aborted: true, failure: "cancelled".into(), ..moving(MigrationStep::NotMoved) };
     let failed = MigrationReport { failure: "no route".into(), ..moving(MigrationStep::NotMoved) };
