@@ -190,6 +190,7 @@ startupProbe:
   periodSeconds: 1
   timeoutSeconds: 2
   failureThreshold: 120
+  terminationGracePeriodSeconds: 30
 livenessProbe:
   httpGet:
     scheme: HTTPS
@@ -198,6 +199,8 @@ livenessProbe:
   periodSeconds: 20
   timeoutSeconds: 10
   failureThreshold: 3
+  # The grace period of virt-handler's pods is for migrations: a process that hangs does not end any.
+  terminationGracePeriodSeconds: 30
 {{- end -}}
 
 {{/* Affinity and spread of a Deployment: ferrovirt.spread (list $values "virt-api"). Replicas are on different nodes, if there are several. */}}
