@@ -15,6 +15,10 @@ const STATE_INTERVAL: Duration = Duration::from_millis(10);
 /// States that may follow each other at once: more than a start with a busy guest needs.
 const STATE_BURST: u32 = 100;
 
+/// Most CPUs, and longest topology of them, that a launcher can report. The status of a VMI has room for them.
+const MOST_CPUS: usize = 4096;
+const TOPOLOGY_LIMIT: usize = 256 << 10;
+
 /// Input from a connection to a launcher.
 #[derive(Debug)]
 pub(crate) enum Report {
@@ -70,12 +74,23 @@ fn keep(state: &mut LauncherState) {
     state.interfaces.iter_mut().for_each(|interface| cut(&mut interface.addresses));
     cut(&mut state.disks);
     cut(&mut state.disk_errors);
+    cut(&mut state.nics);
+    cut(&mut state.nic_queues);
+    // Nothing here shows them.
+    state.jobs = Vec::new();
     cut(&mut state.items);
     for item in &mut state.items {
         item.name = bounded(&item.name);
         item.message = bounded(&item.message);
     }
     state.agent.iter_mut().for_each(|agent| cut(&mut agent.commands));
+    if let Some(migration) = &mut state.migration {
+        // A part of them would describe another pod.
+        if migration.cpus.len() > MOST_CPUS || migration.topology.len() > TOPOLOGY_LIMIT {
+            (migration.cpus, migration.topology) = (Vec::new(), String::new());
+        }
+        migration.cpus.shrink_to_fit();
+    }
     if let Some(panic) = &mut state.guest_panic {
         cut(&mut panic.values);
         panic.kind = bounded(&panic.kind);
@@ -85,7 +100,10 @@ fn keep(state: &mut LauncherState) {
 
 #[cfg(test)]
 mod tests {
-    use protocol::{DiskError, DiskTarget, GuestAgent, GuestAgentCommand, GuestInterface, GuestPanic, ItemResult};
+    use protocol::{
+        DiskError, DiskTarget, GuestAgent, GuestAgentCommand, GuestInterface, GuestPanic, ItemResult, JobReport,
+        MigrationReport,
+    };
 
     use super::*;
     use crate::launcher::client::LIST_LIMIT;
@@ -94,6 +112,7 @@ mod tests {
     fn cve_2026_13322_long_lists_of_a_launcher_are_cut() {
         const MANY: usize = 10_000;
         let interface = GuestInterface { addresses: vec![String::new(); MANY], ..GuestInterface::default() };
+        let migration = MigrationReport { cpus: vec![1; MANY], topology: "{}".into(), ..MigrationReport::default() };
         let mut state = LauncherState {
             interfaces: [vec![interface], vec![GuestInterface::default(); MANY]].concat(),
             disks: vec![DiskTarget::default(); MANY],
@@ -101,9 +120,16 @@ mod tests {
             items: vec![ItemResult::default(); MANY],
             agent: Some(GuestAgent { commands: vec![GuestAgentCommand::default(); MANY], ..GuestAgent::default() }),
             guest_panic: Some(GuestPanic { values: vec![String::new(); MANY], ..GuestPanic::default() }),
+            nics: vec![String::new(); MANY],
+            nic_queues: vec![1; MANY],
+            jobs: vec![JobReport::default(); MANY],
+            migration: Some(migration),
             ..LauncherState::default()
         };
         keep(&mut state);
+        let migration = state.migration.unwrap();
+        assert_eq!((migration.cpus.capacity(), migration.topology.as_str()), (0, ""));
+        assert_eq!((state.nics.len(), state.nic_queues.len(), state.jobs.capacity()), (LIST_LIMIT, LIST_LIMIT, 0));
         let agent = state.agent.unwrap();
         let interfaces = &state.interfaces;
         let disks = [state.disks.len(), state.disk_errors.len(), state.items.len()];
@@ -111,6 +137,22 @@ mod tests {
         let lengths = [interfaces.len(), interfaces[0].addresses.len(), agent.commands.len(), values];
         assert_eq!((disks, lengths), ([LIST_LIMIT; 3], [LIST_LIMIT; 4]));
         assert!(state.interfaces.capacity() <= 2 * LIST_LIMIT);
+    }
+
+    #[test]
+    fn cpus_of_a_launcher_are_kept_whole_or_not_at_all() {
+        for (cpus, topology, kept) in [
+            (MOST_CPUS, TOPOLOGY_LIMIT, true),
+            (MOST_CPUS + 1, 1, false),
+            (1, TOPOLOGY_LIMIT + 1, false),
+        ] {
+            let (cpus, topology) = (vec![1; cpus], "x".repeat(topology));
+            let sent = MigrationReport { cpus, topology, ..MigrationReport::default() };
+            let mut state = LauncherState { migration: Some(sent.clone()), ..LauncherState::default() };
+            keep(&mut state);
+            let expected = if kept { sent } else { MigrationReport::default() };
+            assert!(state.migration == Some(expected), "{kept}");
+        }
     }
 
     #[test]

@@ -38,9 +38,6 @@ use crate::{
 const SOURCE_LIMIT: Duration = Duration::from_secs(60);
 /// `status.reason` of a VMI whose guest was lost.
 const LOST: &str = "LostInPostCopy";
-/// Most CPUs, and longest topology of them, that a launcher can report. The status of a VMI has room for them.
-const MOST_CPUS: usize = 4096;
-const TOPOLOGY_LIMIT: usize = 256 << 10;
 /// Consecutive failures of the preparation after which the migration fails: about half a minute.
 const ATTEMPTS: u32 = 6;
 
@@ -186,8 +183,8 @@ fn report_cpus(
     vmi: &VirtualMachineInstance,
     report: &MigrationReport,
 ) {
-    let fits = report.cpus.len() <= MOST_CPUS && report.topology.len() <= TOPOLOGY_LIMIT;
-    if dedicated::is_dedicated(&vmi.spec.domain) && fits {
+    // `launcher::watch` drops those that are too long for the status.
+    if dedicated::is_dedicated(&vmi.spec.domain) && !report.topology.is_empty() {
         state.target_cpu_set = report.cpus.iter().filter_map(|cpu| i32::try_from(*cpu).ok()).collect();
         state.target_node_topology = Some(report.topology.clone());
     }
