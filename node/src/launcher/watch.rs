@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use prost::Message as _;
 use protocol::LauncherState;
 use tokio::sync::mpsc;
 
@@ -14,6 +15,8 @@ use super::{
 const STATE_INTERVAL: Duration = Duration::from_millis(10);
 /// States that may follow each other at once: more than a start with a busy guest needs.
 const STATE_BURST: u32 = 100;
+/// Bytes that count as one state: more than a real one has. The largest states take far longer to read.
+const STATE_SIZE: usize = 16 << 10;
 
 /// Most CPUs, and longest topology of them, that a launcher can report. The status of a VMI has room for them.
 const MOST_CPUS: usize = 4096;
@@ -36,11 +39,12 @@ pub(crate) async fn follow(launcher: Launcher, connection: u64, reports: mpsc::S
         Ok(mut states) => loop {
             match states.message().await {
                 Ok(Some(mut state)) => {
+                    let size = state.encoded_len();
                     keep(&mut state);
                     if reports.send((connection, Report::State(Box::new(state)))).await.is_err() {
                         return;
                     }
-                    let wait = pace.after_one(Instant::now());
+                    let wait = pace.after_one(Instant::now(), size);
                     if !wait.is_zero() {
                         tokio::time::sleep(wait).await;
                     }
@@ -59,9 +63,10 @@ pub(crate) async fn follow(launcher: Launcher, connection: u64, reports: mpsc::S
 struct Pace(Instant);
 
 impl Pace {
-    /// Counts a state and returns the pause before the next one.
-    fn after_one(&mut self, now: Instant) -> Duration {
-        self.0 = self.0.max(now) + STATE_INTERVAL;
+    /// Counts a state of so many bytes and returns the pause before the next one.
+    fn after_one(&mut self, now: Instant, size: usize) -> Duration {
+        let states = u32::try_from(size.div_ceil(STATE_SIZE).max(1)).unwrap_or(u32::MAX);
+        self.0 = self.0.max(now) + STATE_INTERVAL * states;
         self.0.saturating_duration_since(now).saturating_sub(STATE_INTERVAL * STATE_BURST)
     }
 }
@@ -185,10 +190,11 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace(start);
         for _ in 0..STATE_BURST {
-            assert_eq!(pace.after_one(start), Duration::ZERO);
+            assert_eq!(pace.after_one(start, STATE_SIZE), Duration::ZERO);
         }
-        assert_eq!(pace.after_one(start), STATE_INTERVAL);
-        assert_eq!(pace.after_one(start + STATE_INTERVAL), STATE_INTERVAL);
-        assert_eq!(pace.after_one(start + Duration::from_secs(60)), Duration::ZERO, "after a pause");
+        assert_eq!(pace.after_one(start, 0), STATE_INTERVAL);
+        assert_eq!(pace.after_one(start + STATE_INTERVAL, 1), STATE_INTERVAL);
+        assert_eq!(pace.after_one(start + STATE_INTERVAL * 2, 8 * STATE_SIZE), STATE_INTERVAL * 8);
+        assert_eq!(pace.after_one(start + Duration::from_secs(60), STATE_SIZE + 1), Duration::ZERO, "after a pause");
     }
 }
