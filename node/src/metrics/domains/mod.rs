@@ -1,13 +1,14 @@
 //! Metrics of the domains of this node, collected from their launchers on each scrape.
 //!
 //! Bounded: a number of concurrent calls, a deadline for each, and one for all. Answers after the deadline are left out, and
-//! launchers that did not answer are called last in the next scrape. Scrapes in short succession get the same answer.
+//! launchers that answered slowly or not at all are called last in the next scrape. Scrapes in short succession get the same
+//! answer.
 
 mod families;
 mod gpus;
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -15,7 +16,7 @@ use std::{
 
 use api::VirtualMachineInstance;
 use daemon::lock;
-use futures::StreamExt;
+use futures::{StreamExt, stream::FuturesUnordered};
 use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
@@ -30,6 +31,8 @@ use crate::launcher::Launcher;
 const AT_ONCE: usize = 16;
 /// Limit of one call.
 const STATS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Duration of a call from which on a launcher is called last in the next scrape.
+const SLOW: Duration = Duration::from_secs(1);
 /// Limit of all calls of a scrape. Prometheus waits ten seconds for the answer.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// Duration for which an answer is reused.
@@ -64,9 +67,52 @@ pub(crate) struct DomainMetrics {
 #[derive(Debug, Default)]
 struct Scrape {
     at: Option<Instant>,
-    /// UIDs of the VMIs whose launchers did not answer. They are called last: a pod that delays its answer must not cost the
+    /// Grows by two with each scrape.
+    turn: u64,
+    /// Turns of the VMIs whose launchers were slow, by UID. They are called last: a pod that delays its answer must not cost the
     /// metrics of others.
-    late: HashSet<String>,
+    late: HashMap<String, u64>,
+}
+
+impl Scrape {
+    /// Makes calls, a bounded number at a time, and passes on the answers that arrive until `limit`. Each call has the UID of its
+    /// VMI.
+    async fn gather<T, F: Future<Output = Option<T>>>(
+        &mut self,
+        limit: tokio::time::Instant,
+        calls: impl IntoIterator<Item = (String, F)>,
+        mut take: impl FnMut(T),
+    ) {
+        let mut waiting: Vec<_> = calls.into_iter().collect();
+        self.late.retain(|uid, _| waiting.iter().any(|(known, _)| known == uid));
+        waiting.sort_by_key(|(uid, _)| self.late.get(uid).copied());
+        self.turn += 2;
+        let mut waiting = waiting.into_iter();
+        let mut open = FuturesUnordered::new();
+        loop {
+            while open.len() < AT_ONCE
+                && let Some((uid, call)) = waiting.next()
+            {
+                // Late until it answers, also if the client aborts the scrape.
+                self.late.insert(uid.clone(), self.turn);
+                open.push(async move {
+                    let begin = tokio::time::Instant::now();
+                    let answer = call.await;
+                    (uid, answer, begin.elapsed())
+                });
+            }
+            let Ok(Some((uid, answer, took))) = tokio::time::timeout_at(limit, open.next()).await else { break };
+            if answer.is_some() && took < SLOW {
+                self.late.remove(&uid);
+            } else {
+                // Those that the deadline has cut off go before this one.
+                self.late.insert(uid, self.turn + 1);
+            }
+            if let Some(answer) = answer {
+                take(answer);
+            }
+        }
+    }
 }
 
 impl DomainMetrics {
@@ -85,9 +131,7 @@ impl DomainMetrics {
         let limit = tokio::time::Instant::now() + DEADLINE;
         // Every client may scrape. One that aborts and repeats its request must not cause more calls.
         scrape.at = Some(Instant::now());
-        let mut domains = (self.source)();
-        scrape.late.retain(|uid| domains.iter().any(|domain| domain.uid == *uid));
-        domains.sort_by_key(|domain| scrape.late.contains(&domain.uid));
+        let domains = (self.source)();
         let mut families = Families::default();
         for domain in &domains {
             families.add_syncs(&domain.vmi, domain.syncs);
@@ -101,29 +145,19 @@ impl DomainMetrics {
                 families.add_gpus(&domain.vmi, &self.node, &gpus::of(&domain.vmi, &pods));
             }
         }
-        let mut answers = std::pin::pin!(
-            futures::stream::iter(domains)
-                .filter_map(|domain| std::future::ready(domain.launcher.clone().map(|launcher| (domain, launcher))))
-                .map(|(domain, launcher)| async move {
-                    let stats = launcher.call(StatsRequest {}, STATS_TIMEOUT).await;
-                    if let Err(error) = &stats {
-                        tracing::debug!(uid = domain.uid, %error, "no metrics from virt-launcher");
-                    }
-                    (domain, stats.ok())
-                })
-                .buffer_unordered(AT_ONCE)
-        );
-        while let Ok(Some((domain, stats))) = tokio::time::timeout_at(limit, answers.next()).await {
-            match stats {
-                Some(stats) => {
-                    scrape.late.remove(&domain.uid);
-                    families.add_domain(&domain.vmi, &self.node, &stats);
+        let calls = domains.into_iter().filter_map(|domain| {
+            let Domain { uid, vmi, launcher, .. } = domain;
+            let (launcher, name) = (launcher?, uid.clone());
+            let call = async move {
+                let stats = launcher.call(StatsRequest {}, STATS_TIMEOUT).await;
+                if let Err(error) = &stats {
+                    tracing::debug!(uid = name, %error, "no metrics from virt-launcher");
                 }
-                None => {
-                    scrape.late.insert(domain.uid);
-                }
-            }
-        }
+                Some((vmi, stats.ok()?))
+            };
+            Some((uid, call))
+        });
+        scrape.gather(limit, calls, |(vmi, stats)| families.add_domain(&vmi, &self.node, &stats)).await;
         *lock(&self.families) = families.finish();
         scrape.at = Some(Instant::now());
     }
@@ -142,8 +176,38 @@ impl Collector for DomainMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::launcher::fake::FakeLauncher;
+
+    #[tokio::test(start_paused = true)]
+    async fn launchers_that_answer_slowly_cost_no_metrics_of_others() {
+        let call = |uid: String, milliseconds: u64| {
+            let name = uid.clone();
+            let answer = async move {
+                tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+                Some(name)
+            };
+            (uid, answer)
+        };
+        let (mut scrape, mut scrapes) = (Scrape::default(), Vec::new());
+        for _ in 0..2 {
+            let slow = (0..2 * AT_ONCE).map(|number| call(format!("slow-{number}"), 4900));
+            let calls: Vec<_> = slow.chain([call("fast".into(), 10)]).collect();
+            let (mut answers, limit) = (HashSet::new(), tokio::time::Instant::now() + DEADLINE);
+            let take = |uid: String| {
+                answers.insert(uid);
+            };
+            scrape.gather(limit, calls, take).await;
+            scrapes.push(answers);
+        }
+        assert!(!scrapes[0].contains("fast"), "it is behind the others");
+        assert!(scrapes[1].contains("fast") && !scrape.late.contains_key("fast"));
+        // The slow ones take turns.
+        assert_eq!(scrapes[0].union(&scrapes[1]).count(), 2 * AT_ONCE + 1);
+        assert_eq!(scrape.late.len(), 2 * AT_ONCE);
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_scrape_calls_the_launchers() {
@@ -177,7 +241,8 @@ mod tests {
             fake.count(counts);
             metrics.scrape.lock().await.at = None;
             metrics.refresh().await;
-            assert_eq!(metrics.scrape.lock().await.late.contains("u1"), !counts, "called last only while it is late");
+            let is_late = metrics.scrape.lock().await.late.contains_key("u1");
+            assert_eq!(is_late, !counts, "called last only while it is late");
             assert_eq!(answered(), counts);
             assert!(shows("kubevirt_vmi_sync_total"), "needs no answer of the launcher");
         }
