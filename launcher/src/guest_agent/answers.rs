@@ -276,8 +276,10 @@ fn users(list: Vec<User>) -> Vec<GuestUser> {
 }
 
 fn file_systems(list: Vec<FileSystem>) -> Vec<GuestFileSystem> {
+    // The root is the last one.
+    let beyond = list.len().saturating_sub(LIST_LIMIT);
     list.into_iter()
-        .take(LIST_LIMIT)
+        .skip(beyond)
         .map(|system| GuestFileSystem {
             name: text(&system.name),
             mount_point: text(&system.mountpoint),

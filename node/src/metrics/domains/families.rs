@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::VirtualMachineInstance;
 use kube::ResourceExt;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
-use protocol::{DiskStats, InterfaceStats, MigrationReport, StatsReply, VcpuStats};
+use protocol::{DiskStats, GuestFileSystem, InterfaceStats, MigrationReport, StatsReply, VcpuStats};
 
 use super::gpus::Gpu;
 
@@ -14,6 +14,8 @@ const LABELS: usize = 64;
 /// Most file systems of a VMI, and longest text of the guest in a label.
 const FILE_SYSTEMS: usize = 32;
 const TEXT: usize = 256;
+/// File systems that are always full. Alerts leave them out.
+const FULL: [&str; 5] = ["CDFS", "cramfs", "iso9660", "squashfs", "udf"];
 const NANOSECONDS: f64 = 1e9;
 const KIB: f64 = 1024.0;
 
@@ -137,9 +139,7 @@ impl Families {
                 self.disk(stats, &own);
             }
         }
-        let mut seen = BTreeSet::new();
-        let systems = stats.file_systems.iter().take(FILE_SYSTEMS);
-        for system in systems.filter(|system| seen.insert((&system.name, &system.mount_point, &system.r#type))) {
+        for system in shown(&stats.file_systems) {
             let labels = own(&[
                 ("disk_name", &system.name),
                 ("mount_point", &system.mount_point),
@@ -275,6 +275,16 @@ impl Families {
     }
 }
 
+/// Returns the file systems that have metrics, each once. Guest agents list the last mount first, and the root last.
+fn shown(systems: &[GuestFileSystem]) -> Vec<&GuestFileSystem> {
+    let mut seen = BTreeSet::new();
+    let once = systems.iter().rev().filter(|system| seen.insert((&system.name, &system.mount_point, &system.r#type)));
+    let (full, mut shown): (Vec<_>, Vec<_>) = once.partition(|system| FULL.contains(&system.r#type.as_str()));
+    shown.extend(full);
+    shown.truncate(FILE_SYSTEMS);
+    shown
+}
+
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / NANOSECONDS
 }
@@ -306,7 +316,7 @@ fn labels_of(vmi: &VirtualMachineInstance, node: &str) -> Vec<LabelPair> {
 mod tests {
     use api::vmi::{disks::Disk, network::Interface};
     use prometheus::{Encoder, TextEncoder};
-    use protocol::{CpuStats, GuestFileSystem, GuestLoad, MemoryStats};
+    use protocol::{CpuStats, GuestLoad, MemoryStats};
 
     use super::*;
 
@@ -376,6 +386,27 @@ mod tests {
             let line = format!(r#"kubevirt_vmi_migration_{name}{{node="n1",namespace="",name=""}} {value}"#);
             assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
         }
+    }
+
+    #[test]
+    fn a_guest_with_many_mounts_has_metrics_of_its_root() {
+        let system = |name: String, mount_point: String, kind: &str| GuestFileSystem {
+            name,
+            mount_point,
+            r#type: kind.into(),
+            ..GuestFileSystem::default()
+        };
+        for kind in ["ext4", "squashfs"] {
+            let mount = |n: usize| system(format!("dev{n}"), format!("/mnt/{n}"), kind);
+            let mut systems: Vec<_> = std::iter::repeat_with(|| mount(0)).take(40).collect();
+            systems.extend((0..39).map(mount));
+            systems.push(system("vda1".into(), "/".into(), "ext4"));
+            let shown = shown(&systems);
+            assert_eq!((shown[0].mount_point.as_str(), shown.len()), ("/", FILE_SYSTEMS), "{kind}");
+        }
+        let list = ["ext4", "squashfs", "xfs"].map(|kind| system(kind.into(), format!("/{kind}"), kind));
+        let kinds: Vec<&str> = shown(&list).iter().map(|system| system.r#type.as_str()).collect();
+        assert_eq!(kinds, ["xfs", "ext4", "squashfs"]);
     }
 
     #[test]
