@@ -121,7 +121,8 @@ pub(super) fn plan(observed: &Observed) -> Option<(Work, Duration)> {
 
 /// Returns true if the domain does not use a volume that the VMI no longer has, and does not start to.
 fn may_detach(observed: &Observed, volume: &str) -> bool {
-    if observed.is_busy(SYNC) {
+    // A restarted virt-handler does not know yet if the guest uses it.
+    if observed.is_busy(SYNC) || !observed.reported {
         return false;
     }
     if !observed.domain().is_alive() {

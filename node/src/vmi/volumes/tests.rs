@@ -46,7 +46,7 @@ fn observed(volumes: &[&str], entries: &[Value], mounted: &[&str], disks: &[&str
     let disks = disks.iter().map(|name| DiskTarget { volume: (*name).into(), target: "sda".into(), size: 0 });
     let mut report = LauncherState { disks: disks.collect(), ..LauncherState::default() };
     report.set_lifecycle(Lifecycle::Running);
-    observed.report = Some(report);
+    (observed.report, observed.reported) = (Some(report), true);
     observed.volumes = Some(LauncherVolumes::after(None, volumes_of(mounted, &[]), Duration::ZERO));
     observed
 }
@@ -133,8 +133,14 @@ fn nothing_is_taken_back_before_the_domain_is_known_to_be_in_line() {
         (*synced, *results_from) = (Some(waiting.facts.fingerprint), 2);
     }
     assert_eq!(plan(&waiting), None, "the report is older than the answer to Sync");
-    waiting.report = None;
+    (waiting.report, waiting.reported) = (None, false);
+    assert_eq!(plan(&waiting), None, "the launcher has not reported");
+    let mut none = LauncherState::default();
+    none.set_lifecycle(Lifecycle::NoDomain);
+    (waiting.report, waiting.reported) = (Some(none), true);
     assert!(plan(&waiting).is_some(), "no domain runs");
+    waiting.reported = false;
+    assert_eq!(plan(&waiting), None, "reported over another connection");
 }
 
 #[test]
