@@ -41,6 +41,8 @@ const MARK_DEADLINE: Duration = Duration::from_secs(5);
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Limit of concurrent writes of the marker: storage may not answer.
 static MARKING: Semaphore = Semaphore::const_new(1);
+/// The same of writing out the state.
+static SYNCING: Semaphore = Semaphore::const_new(1);
 
 /// Failure to prepare the state of a VMI.
 #[derive(Debug, Error)]
@@ -189,13 +191,17 @@ impl VmState {
     /// Writes out what the claim holds, before a snapshot.
     pub(crate) async fn sync(&self) -> std::io::Result<()> {
         let path = self.paths.vm_state.clone();
-        let written = tokio::task::spawn_blocking(move || match std::fs::File::open(path) {
-            Ok(claim) => Ok(rustix::fs::syncfs(claim)?),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
-        });
+        let written = async {
+            let turn = SYNCING.acquire().await.ok()?;
+            let written = tokio::task::spawn_blocking(move || {
+                let written = write_out(&path);
+                drop(turn);
+                written
+            });
+            written.await.ok()
+        };
         match timeout(DEADLINE, written).await {
-            Ok(Ok(written)) => written,
+            Ok(Some(written)) => written,
             _ => Err(std::io::Error::other("the claim with the state of the VMI does not answer")),
         }
     }
@@ -290,6 +296,15 @@ impl End {
             }
             Some(_) => Self::Unknown,
         }
+    }
+}
+
+/// Writes out the file system of a claim, if there is one. Blocks.
+fn write_out(claim: &Path) -> std::io::Result<()> {
+    match std::fs::File::open(claim) {
+        Ok(claim) => Ok(rustix::fs::syncfs(claim)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

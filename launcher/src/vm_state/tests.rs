@@ -146,3 +146,20 @@ fn a_preparation_that_comes_late_leaves_the_tpm_of_a_running_guest_alone() {
     assert!(kept.exists() && !emulator::is_qemu(&state.guest));
     let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_does_not_answer_holds_one_thread() {
+    let paths = pod("sync", false);
+    let hangs = SYNCING.acquire().await.unwrap();
+    let error = state(&paths).sync().await.unwrap_err();
+    assert_eq!(error.to_string(), "the claim with the state of the VMI does not answer");
+    // One that is only slow.
+    let state = state(&paths);
+    let ends = async {
+        sleep(DEADLINE / 2).await;
+        drop(hangs);
+    };
+    let ((), second) = tokio::join!(ends, state.sync());
+    second.unwrap();
+    let _ = std::fs::remove_dir_all(paths.private.parent().unwrap());
+}
