@@ -28,7 +28,7 @@ use std::{
 
 use protocol::{LauncherState, Lifecycle};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -143,7 +143,13 @@ impl Driver {
             domains,
             running: JoinSet::new(),
             results: VecDeque::new(),
-            pod: Arc::new(Pod { paths, args, host_devices: AllocatedDevices::new(std::env::vars_os()), vm_state }),
+            pod: Arc::new(Pod {
+                paths,
+                args,
+                host_devices: AllocatedDevices::new(std::env::vars_os()),
+                vm_state,
+                disks: Arc::new(Semaphore::new(1)),
+            }),
             services: Services::new(tasks.clone(), guest_agent.clone(), consoles),
             guest_facts: guest_agent.facts(),
             guest_agent,

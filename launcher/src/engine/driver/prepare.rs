@@ -50,6 +50,8 @@ pub(super) struct Pod {
     pub(super) host_devices: AllocatedDevices,
     /// TPM and UEFI variables.
     pub(super) vm_state: VmState,
+    /// The turn to work on disks: storage that does not answer holds one thread, not one for each attempt.
+    pub(super) disks: Arc<Semaphore>,
 }
 
 /// Preparation of a VMI's domain.
@@ -68,14 +70,17 @@ impl Preparation {
     /// Prepares the disks and renders the domain's XML.
     pub(super) async fn domain(self) -> Result<Box<Domain>, RequestError> {
         self.serve_file_systems().await?;
-        in_time("preparing the disks", move || self.domain_blocking(Purpose::Start, None).map(Box::new)).await
+        in_time("preparing the disks", self.pod.disks.clone(), move || {
+            self.domain_blocking(Purpose::Start, None).map(Box::new)
+        })
+        .await
     }
 
     /// Prepares the disks of a domain that arrives from another launcher and renders its XML. The XML is not used: libvirt gets
     /// that of the source.
     pub(super) async fn target(self, migration: String) -> Result<Box<Domain>, RequestError> {
         self.serve_file_systems().await?;
-        in_time("preparing the disks", move || {
+        in_time("preparing the disks", self.pod.disks.clone(), move || {
             let mut domain = self.domain_blocking(Purpose::MigrationTarget, Some(&migration))?;
             let matched = storage::match_sizes(&self.wanted.vmi, &self.pod.paths).map_err(RequestError::retryable)?;
             // The target of the next migration needs them, too.
@@ -215,7 +220,7 @@ impl Preparation {
         definition: String,
         purpose: Purpose,
     ) -> Result<Option<(String, u64)>, RequestError> {
-        in_time("writing the tags of devices", move || {
+        in_time("writing the tags of devices", self.pod.disks.clone(), move || {
             let devices = domain::tagged_devices(&self.wanted.vmi, &definition);
             storage::write_tags(&self.wanted.vmi, &self.pod.paths, devices, purpose).map_err(RequestError::retryable)
         })
@@ -223,14 +228,24 @@ impl Preparation {
     }
 }
 
-/// Does work on a blocking thread, within the time limit.
+/// Does work on a blocking thread in its turn, within the time limit.
 async fn in_time<T: Send + 'static>(
     what: &str,
+    turns: Arc<Semaphore>,
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {
-    match tokio::time::timeout(PREPARE_DEADLINE, tokio::task::spawn_blocking(work)).await {
-        Ok(Ok(result)) => result,
-        Ok(Err(_)) | Err(_) => Err(RequestError::retryable(format!("{what} took too long"))),
+    let done = async {
+        let turn = turns.acquire_owned().await.ok()?;
+        let done = tokio::task::spawn_blocking(move || {
+            let result = work();
+            drop(turn);
+            result
+        });
+        done.await.ok()
+    };
+    match tokio::time::timeout(PREPARE_DEADLINE, done).await {
+        Ok(Some(result)) => result,
+        Ok(None) | Err(_) => Err(RequestError::retryable(format!("{what} took too long"))),
     }
 }
 
@@ -316,6 +331,16 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn disks_that_do_not_answer_hold_one_thread() {
+        let turns = Arc::new(Semaphore::new(1));
+        let hangs = turns.clone().acquire_owned().await.unwrap();
+        assert!(in_time("it", turns.clone(), || Ok(())).await.is_err());
+        drop(hangs);
+        assert!(in_time("it", turns.clone(), || Ok(())).await.is_ok());
+        assert!(in_time("it", turns, || Ok(())).await.is_ok());
+    }
 
     #[test]
     fn an_annotation_pauses_probes_of_the_guest_agent() {
