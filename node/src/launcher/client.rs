@@ -43,6 +43,8 @@ const STREAM_QUEUE: usize = 4;
 const ANSWER_LIMIT: usize = 512 * 1024;
 /// Most entries of a list that are kept: as many as a launcher accepts from its guest.
 pub(super) const LIST_LIMIT: usize = 256;
+/// The same of statistics of devices and vCPUs: more than a domain can have.
+const DEVICE_LIMIT: usize = 4096;
 
 /// Reason why a call to a launcher failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -123,7 +125,16 @@ pub(crate) trait Reply {
 impl Reply for Done {}
 // `features::common` bounds the list.
 impl Reply for HelloReply {}
-impl Reply for StatsReply {}
+
+impl Reply for StatsReply {
+    fn bound(&mut self) {
+        // Each device of the spec is looked for in them.
+        self.vcpus.truncate(DEVICE_LIMIT);
+        self.interfaces.truncate(DEVICE_LIMIT);
+        self.disks.truncate(DEVICE_LIMIT);
+        cut_file_systems(&mut self.file_systems);
+    }
+}
 
 impl Reply for SyncReply {
     fn bound(&mut self) {
@@ -269,6 +280,8 @@ fn cut_file_systems(list: &mut Vec<GuestFileSystem>) {
 
 #[cfg(test)]
 mod tests {
+    use protocol::{DiskStats, InterfaceStats, VcpuStats};
+
     use super::*;
     use crate::launcher::fake::{FLOOD, FLOOD_LENGTH, FakeLauncher};
 
@@ -288,6 +301,21 @@ mod tests {
         let text = bounded(&hostile);
         assert_eq!(text.chars().count(), 1024);
         assert!(!text.chars().any(char::is_control));
+    }
+
+    #[test]
+    fn cve_2026_13322_long_statistics_of_a_launcher_are_cut() {
+        const MANY: usize = 10_000;
+        let mut stats = StatsReply {
+            vcpus: vec![VcpuStats::default(); MANY],
+            interfaces: vec![InterfaceStats::default(); MANY],
+            disks: vec![DiskStats::default(); MANY],
+            file_systems: vec![GuestFileSystem::default(); MANY],
+            ..StatsReply::default()
+        };
+        stats.bound();
+        let devices = [stats.vcpus.len(), stats.interfaces.len(), stats.disks.len()];
+        assert_eq!((devices, stats.file_systems.len()), ([DEVICE_LIMIT; 3], LIST_LIMIT));
     }
 
     #[tokio::test]
