@@ -22,7 +22,7 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use protocol::{MigrationReport, StatsRequest};
+use protocol::{MigrationReport, StatsReply, StatsRequest};
 
 use self::{families::Families, gpus::Kubelet};
 use crate::launcher::Launcher;
@@ -157,7 +157,10 @@ impl DomainMetrics {
             };
             Some((uid, call))
         });
-        scrape.gather(limit, calls, |(vmi, stats)| families.add_domain(&vmi, &self.node, &stats)).await;
+        let add = |(vmi, stats): (Arc<VirtualMachineInstance>, StatsReply)| {
+            families.add_domain(&vmi, &self.node, &stats);
+        };
+        scrape.gather(limit, calls, add).await;
         *lock(&self.families) = families.finish();
         scrape.at = Some(Instant::now());
     }
