@@ -146,11 +146,9 @@ mod tests {
 
     #[test]
     fn cpus_of_a_launcher_are_kept_whole_or_not_at_all() {
-        for (cpus, topology, kept) in [
-            (MOST_CPUS, TOPOLOGY_LIMIT, true),
-            (MOST_CPUS + 1, 1, false),
-            (1, TOPOLOGY_LIMIT + 1, false),
-        ] {
+        for (cpus, topology, kept) in
+            [(MOST_CPUS, TOPOLOGY_LIMIT, true), (MOST_CPUS + 1, 1, false), (1, TOPOLOGY_LIMIT + 1, false)]
+        {
             let (cpus, topology) = (vec![1; cpus], "x".repeat(topology));
             let sent = MigrationReport { cpus, topology, ..MigrationReport::default() };
             let mut state = LauncherState { migration: Some(sent.clone()), ..LauncherState::default() };
