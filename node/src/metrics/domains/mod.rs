@@ -31,8 +31,8 @@ use crate::launcher::Launcher;
 const AT_ONCE: usize = 16;
 /// Limit of one call.
 const STATS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Duration of a call from which on a launcher is called last in the next scrape.
-const SLOW: Duration = Duration::from_secs(1);
+/// Duration of a call from which on a launcher is called last in the next scrape. It waits up to a second for its guest agent.
+const SLOW: Duration = Duration::from_secs(2);
 /// Limit of all calls of a scrape. Prometheus waits ten seconds for the answer.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// Duration for which an answer is reused.
