@@ -225,8 +225,15 @@ fn vm_of_file(file: &Path) -> Result<Value, Error> {
         Box::new(std::fs::File::open(file).map_err(failed())?)
     };
     source.take(MAX_FILE).read_to_string(&mut text).map_err(failed())?;
-    serde_saphyr::from_str(&text)
-        .map_err(|error| Error::Usage(format!("{} is not a VirtualMachine: {error}", file.display())))
+    first_document(&text).map_err(|why| Error::Usage(format!("{} is not a VirtualMachine: {why}", file.display())))
+}
+
+/// Returns the first document that is not empty: virtctl reads no further either.
+fn first_document(text: &str) -> Result<Value, String> {
+    match serde_saphyr::read::<_, Value>(&mut text.as_bytes()).next() {
+        None => Err("it has no document".to_owned()),
+        Some(document) => document.map_err(|error| error.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -268,5 +275,20 @@ mod tests {
         let answer = json!({"items": []});
         assert_eq!(rendered(&answer, Format::Json, Query::Users).unwrap(), "{\n  \"items\": []\n}\n");
         assert_eq!(rendered(&answer, Format::Yaml, Query::Users).unwrap(), "items: []\n");
+    }
+
+    #[test]
+    fn first_document_of_a_file_counts() {
+        for text in [
+            "kind: VirtualMachine\n",
+            "# A comment\n---\nkind: VirtualMachine\n---\nkind: Service\n",
+            "---\n---\nkind: VirtualMachine\n",
+            "{\"kind\": \"VirtualMachine\"}",
+        ] {
+            assert_eq!(first_document(text), Ok(json!({"kind": "VirtualMachine"})), "{text}");
+        }
+        for text in ["", "---\n", "kind: ["] {
+            assert!(first_document(text).is_err(), "{text:?}");
+        }
     }
 }
