@@ -14,7 +14,7 @@ pub(crate) struct Access {
     username: Option<String>,
     /// Port of the guest's SSH server
     #[arg(long, short = 'p', default_value_t = 22)]
-    port: u16,
+    port: u32,
     /// Private key for the login
     #[arg(long, short = 'i', value_name = "FILE")]
     identity_file: Option<PathBuf>,
@@ -122,6 +122,9 @@ impl<'a> Login<'a> {
         cluster: &ClusterOptions,
         access: &Access,
     ) -> Result<Vec<OsString>, Error> {
+        if !access.vsock && access.port > u32::from(u16::MAX) {
+            return Err(Error::Usage(format!("port {} is larger than 65535, which only VSOCK ports are", access.port)));
+        }
         let mut proxy = vec![program.to_owned(), "port-forward".to_owned(), "--stdio=true".to_owned()];
         if access.vsock {
             // SSH encrypts.
@@ -258,6 +261,8 @@ mod tests {
             made(&["ssh", "--vsock", "vm/a"]).unwrap()[1],
             "ProxyCommand=/bin/kubectl-virt port-forward --stdio=true --vsock --vsock-tls=false vm/a/ns 22"
         );
+        assert!(made(&["ssh", "--vsock", "-p", "70000", "vm/a"]).unwrap()[1].ends_with(" vm/a/ns 70000"));
+        assert!(made(&["ssh", "-p", "70000", "vm/a"]).is_err());
     }
 
     #[test]

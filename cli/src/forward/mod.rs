@@ -41,6 +41,8 @@ const MAX_CONNECTIONS: usize = 128;
 const MAX_DATAGRAMS: usize = 64;
 /// Time limit for sending the close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest port of a VSOCK that can be connected to. The next number means any port.
+const MAX_VSOCK_PORT: u32 = u32::MAX - 1;
 /// Idle time after which a local sender of datagrams is forgotten.
 const DATAGRAM_IDLE: Duration = Duration::from_secs(60);
 
@@ -92,8 +94,9 @@ impl Protocol {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Port {
     protocol: Protocol,
-    local: u16,
-    remote: u16,
+    /// `None`: the port of the guest, which is no number of a local port.
+    local: Option<u16>,
+    remote: u32,
 }
 
 impl Port {
@@ -112,12 +115,22 @@ impl Port {
             (_, true) => Protocol::Vsock,
             (protocol, false) => protocol,
         };
-        let number = |text: &str| text.parse::<u16>().map_err(|_| wrong());
+        let largest = if vsock { MAX_VSOCK_PORT } else { u32::from(u16::MAX) };
         let (local, remote) = match ports.split_once(':') {
-            None => (number(ports)?, number(ports)?),
-            Some((local, remote)) => (number(local)?, number(remote)?),
+            None => (None, ports),
+            Some((local, remote)) => (Some(local.parse::<u16>().map_err(|_| wrong())?), remote),
         };
-        if remote == 0 { Err(wrong()) } else { Ok(Self { protocol, local, remote }) }
+        let remote = remote.parse::<u32>().ok().filter(|port| (1..=largest).contains(port)).ok_or_else(wrong)?;
+        let local = local.or_else(|| u16::try_from(remote).ok());
+        Ok(Self { protocol, local, remote })
+    }
+
+    /// Returns the local port.
+    fn local(&self) -> Result<u16, Error> {
+        self.local.ok_or_else(|| {
+            let remote = self.remote;
+            Error::Usage(format!("port {remote} is no local port: choose one with LOCAL:{remote}, or use --stdio"))
+        })
     }
 
     /// Returns the subresource for connections.
@@ -134,7 +147,7 @@ impl Port {
 struct Remote {
     connection: Arc<Connection>,
     target: Target,
-    port: u16,
+    port: u32,
     protocol: Protocol,
     path: String,
 }
@@ -158,7 +171,7 @@ impl Remote {
 }
 
 /// Adds the likely cause to the error of a guest that does not answer.
-fn with_hint(error: Error, port: u16) -> Error {
+fn with_hint(error: Error, port: u32) -> Error {
     let hinted = |message: String| {
         if !UNANSWERED.iter().any(|cause| message.contains(cause)) {
             return message;
@@ -201,7 +214,7 @@ pub(crate) async fn run(connection: Connection, options: &ForwardOptions) -> Res
     connection.ensure_vmi(&target).await?;
     let mut forwards = JoinSet::new();
     for port in &ports {
-        let wanted = SocketAddr::new(options.address, port.local);
+        let wanted = SocketAddr::new(options.address, port.local()?);
         let failed = || Error::io(format!("cannot listen on {wanted}"));
         let remote = remote(port);
         let bound = match port.protocol {

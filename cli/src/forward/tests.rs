@@ -166,17 +166,26 @@ async fn each_datagram_is_a_message_and_goes_to_its_sender() {
 #[test]
 fn ports_are_taken_in_all_their_forms() {
     let port = |protocol, local, remote| Port { protocol, local, remote };
-    for (argument, expected) in [
-        ("8080", port(Protocol::Tcp, 8080, 8080)),
-        ("8080:80", port(Protocol::Tcp, 8080, 80)),
-        ("udp/5353:53", port(Protocol::Udp, 5353, 53)),
-        ("TCP/22", port(Protocol::Tcp, 22, 22)),
-        ("0:22", port(Protocol::Tcp, 0, 22)),
+    for (argument, vsock, expected) in [
+        ("8080", false, port(Protocol::Tcp, Some(8080), 8080)),
+        ("8080:80", false, port(Protocol::Tcp, Some(8080), 80)),
+        ("udp/5353:53", false, port(Protocol::Udp, Some(5353), 53)),
+        ("TCP/22", false, port(Protocol::Tcp, Some(22), 22)),
+        ("0:22", false, port(Protocol::Tcp, Some(0), 22)),
+        ("65535", false, port(Protocol::Tcp, Some(65535), 65535)),
+        ("22", true, port(Protocol::Vsock, Some(22), 22)),
+        ("70000", true, port(Protocol::Vsock, None, 70_000)),
+        ("8080:4294967294", true, port(Protocol::Vsock, Some(8080), u32::MAX - 1)),
     ] {
-        assert_eq!(Port::parse(argument, false).unwrap(), expected, "{argument}");
+        let found = Port::parse(argument, vsock).unwrap();
+        assert_eq!(found, expected, "{argument}");
+        assert_eq!(found.local().ok(), expected.local, "{argument}");
     }
-    for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "sctp/1", "a", "1:2:3"] {
+    for argument in ["", "0", "8080:", ":80", "8080:0", "65536", "8080:65536", "sctp/1", "a", "1:2:3"] {
         assert!(Port::parse(argument, false).is_err(), "{argument}");
+    }
+    for argument in ["0", "65536:22", "4294967295", "1:4294967295", "a"] {
+        assert!(Port::parse(argument, true).is_err(), "{argument}");
     }
 }
 
