@@ -25,7 +25,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Names with such an end whose values are names of Secrets.
 const REFERENCES: [&str; 2] = ["secret", "imagepullsecret"];
 /// Ends of names whose values are secrets, in lower case without `-` and `_`.
-const SECRET_NAMES: [&str; 17] = [
+const SECRET_NAMES: [&str; 18] = [
     "password",
     "passwd",
     "passphrase",
@@ -38,6 +38,7 @@ const SECRET_NAMES: [&str; 17] = [
     "credential",
     "credentials",
     "authorization",
+    "signature",
     "userdata",
     "userdatabase64",
     "networkdata",
@@ -159,8 +160,8 @@ fn without_segments(text: &str) -> String {
     result
 }
 
-/// Removes secrets from a text: private keys, tokens, passwords in URLs, segments of webhooks, and values after names such as
-/// `password`.
+/// Removes secrets from a text: private keys, tokens, passwords and signatures in URLs, segments of webhooks, and values after
+/// names such as `password`.
 pub(super) fn text(text: &str) -> String {
     let text = without_segments(text);
     let mut result = String::with_capacity(text.len());
@@ -200,14 +201,29 @@ fn is_of_word(c: char) -> bool {
 
 /// Removes secrets from a line.
 fn line(line: &str) -> String {
+    words(line, false)
+}
+
+/// Removes secrets from words. `in_query`: they begin within the query of a URL.
+fn words(line: &str, mut in_query: bool) -> String {
     let mut result = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(first) = rest.chars().next() {
         let is_word = is_of_word(first);
         let end = rest.find(|c| is_of_word(c) != is_word).unwrap_or(rest.len());
         let (part, after) = rest.split_at(end);
+        if is_word {
+            in_query |= part.contains('?');
+        } else {
+            // Texts of JSON and HTML escape the separator of parameters.
+            in_query &= part.chars().all(|c| "&;\\".contains(c));
+        }
         if !is_word {
             result.push_str(part);
+            rest = after;
+        } else if in_query && let Some(at) = signature_at(part) {
+            result.push_str(&part[..at]);
+            result.push_str(REDACTED);
             rest = after;
         } else if let Some(at) = secret_at(part, after) {
             let (name, value) = rest.split_at(at);
@@ -224,6 +240,14 @@ fn line(line: &str) -> String {
         }
     }
     result
+}
+
+/// Returns where the value begins if a parameter of a query is the signature of a URL, with which anybody can read the data.
+fn signature_at(parameter: &str) -> Option<usize> {
+    let at = parameter.find('=').filter(|_| !parameter.contains("://"))?;
+    let name = plain(parameter[..at].rsplit('?').next()?);
+    let name = name.strip_prefix("u0026").unwrap_or(&name);
+    (name == "sig" || name.ends_with("signature")).then_some(at + 1)
 }
 
 fn is_scheme(word: &str) -> bool {
@@ -281,7 +305,7 @@ fn word(word: &str) -> String {
         };
         // A query may contain a token.
         return match rest.split_once('?') {
-            Some((path, query)) => format!("{scheme}{user}{path}?{}", line(query)),
+            Some((path, query)) => format!("{scheme}{user}{path}?{}", words(query, true)),
             None => format!("{scheme}{user}{rest}"),
         };
     }
@@ -369,6 +393,42 @@ mod tests {
             let mut found = given.clone();
             object(&mut found);
             assert_eq!(found, expected, "{given}");
+        }
+    }
+
+    #[test]
+    fn urls_lose_signatures() {
+        for (given, expected) in [
+            (
+                "https://a.blob.core.windows.net/c/d.img?sv=2024-11-04&sp=r&sig=aB%2Bc%3D next",
+                "https://a.blob.core.windows.net/c/d.img?sv=2024-11-04&sp=r&sig=<redacted> next",
+            ),
+            ("Get \"https://a.net/b?SIG=x+y/z=&sp=r\": EOF", "Get \"https://a.net/b?SIG=<redacted>&sp=r\": EOF"),
+            ("GET /c/d?sp=r&amp;sig=x", "GET /c/d?sp=r&amp;sig=<redacted>"),
+            (
+                "{\"url\":\"https://a.net/b?sp=r\\u0026sig=x\",\"code\":403}",
+                "{\"url\":\"https://a.net/b?sp=r\\u0026sig=<redacted>\",\"code\":403}",
+            ),
+            (
+                "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=0f&X-Amz-Expires=9",
+                "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=<redacted>&X-Amz-Expires=9",
+            ),
+            (
+                "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Credential=A%2F1&X-Amz-Signature=0f next",
+                "https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Credential=<redacted> next",
+            ),
+            (
+                "https://storage.googleapis.com/b/o?GoogleAccessId=a%40b&Signature=x%2By%3D&Expires=1",
+                "https://storage.googleapis.com/b/o?GoogleAccessId=a%40b&Signature=<redacted>&Expires=1",
+            ),
+            ("https://a.net/o?X-Goog-Signature=0f", "https://a.net/o?X-Goog-Signature=<redacted>"),
+            ("x-signature: 0f", "x-signature: <redacted>"),
+            // Not signatures.
+            ("audit: pid=1 sig=11", "audit: pid=1 sig=11"),
+            ("why? sig=11", "why? sig=11"),
+            ("https://a.net/b?design=x&sign=y", "https://a.net/b?design=x&sign=y"),
+        ] {
+            assert_eq!(text(given), expected, "{given}");
         }
     }
 
