@@ -1,4 +1,4 @@
-//! The proxy between this program and the API server, by the rules of Go's `httpproxy`, which kubectl follows.
+//! The proxy between this program and a server, by the rules of Go's `httpproxy`, which kubectl follows.
 
 use std::net::IpAddr;
 

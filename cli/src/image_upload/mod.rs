@@ -1,6 +1,7 @@
 //! `image-upload`: an image or archive of the local host to a DataVolume or claim, through the upload proxy of CDI.
 
 mod claim;
+mod client;
 mod transfer;
 
 use std::path::PathBuf;

@@ -8,13 +8,12 @@ use std::{
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty, Limited, StreamBody, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, Empty, Limited, StreamBody};
 use hyper::body::Frame;
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use kube::client::ConfigExt;
 use tokio::{fs::File, io::AsyncReadExt};
 
-use crate::Error;
+use super::client::{Body, client};
+use crate::{Error, proxy::from_environment};
 
 /// Paths of the proxy. The first answers when the data are there, the second when they are processed.
 const ASYNCHRONOUS: &str = "/v1beta1/upload-async";
@@ -25,8 +24,6 @@ const PIECE: u64 = 256 * 1024;
 const MAX_ANSWER: usize = 64 * 1024;
 /// Time limit for the answer that decides between the paths.
 const DISCOVERY: Duration = Duration::from_secs(30);
-
-type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// The file.
 pub(super) struct Source {
@@ -89,16 +86,17 @@ pub(super) async fn send(
     let addresses = [address(proxy, ASYNCHRONOUS, insecure)?, address(proxy, SYNCHRONOUS, insecure)?];
     let mut config = kube::Config::new(addresses[0].clone());
     config.accept_invalid_certs = insecure;
-    let connector = config.rustls_https_connector().map_err(|error| Error::Stream(error.to_string()))?;
-    let client: Client<_, Body> = Client::builder(TokioExecutor::new()).build(connector);
+    let variable = |name: &str| std::env::var(name).ok();
+    config.proxy_url = from_environment(&addresses[0], variable).map_err(Error::Usage)?;
+    let client = client(&config)?;
     let mut attempt = 1;
     loop {
         let bearer = format!("Bearer {}", token().await?);
         let (head, post) = requests(source, &addresses, &bearer).await?;
-        let found = tokio::time::timeout(DISCOVERY, client.request(head)).await;
+        let found = tokio::time::timeout(DISCOVERY, client(head)).await;
         let is_asynchronous = matches!(found, Ok(Ok(ref answer)) if answer.status() == StatusCode::OK);
         let [asynchronous, synchronous] = post;
-        let failure = match client.request(if is_asynchronous { asynchronous } else { synchronous }).await {
+        let failure = match client(if is_asynchronous { asynchronous } else { synchronous }).await {
             Err(error) => Failure::Passing(chain(&error)),
             Ok(answer) if answer.status() == StatusCode::OK => return Ok(()),
             Ok(answer) => {
@@ -166,6 +164,11 @@ fn address(proxy: &str, path: &str, insecure: bool) -> Result<Uri, Error> {
     let uri: Uri = format!("{base}{path}").parse().map_err(|error| wrong(&error))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("https"), Some(_)) => Ok(uri),
+        // The tunnel of a proxy leads to port 443 unless the address names one.
+        (Some("http"), Some(host)) if insecure && uri.port().is_none() => {
+            let uri = Uri::builder().scheme("http").authority(format!("{host}:80")).path_and_query(uri.path());
+            uri.build().map_err(|error| wrong(&error))
+        }
         (Some("http"), Some(_)) if insecure => Ok(uri),
         (Some("http"), Some(_)) => Err(wrong(&"the token would pass in clear text; use https, or --insecure")),
         _ => Err(wrong(&"an URL with https is expected")),
@@ -201,7 +204,8 @@ mod tests {
             ("https://a.example.com/cdi/", false, Some("https://a.example.com/cdi/v1beta1/upload")),
             ("https://a.example.com/v1beta1/upload-async", false, Some("https://a.example.com/v1beta1/upload")),
             ("http://a.example.com", false, None),
-            ("http://a.example.com", true, Some("http://a.example.com/v1beta1/upload")),
+            ("http://a.example.com", true, Some("http://a.example.com:80/v1beta1/upload")),
+            ("http://a.example.com:8080", true, Some("http://a.example.com:8080/v1beta1/upload")),
             ("ftp://a.example.com", true, None),
             ("https://", false, None),
         ] {
