@@ -9,8 +9,14 @@ use crate::{Connection, Error, failed_while, is_not_found, lifecycle::body, obje
 
 /// Bytes of a dump in addition to the memory, as virt-api requires.
 const DUMP_OVERHEAD: i64 = 100 << 20;
-/// Part of a claim, in thousandths, that virt-api assumes for the file system without the configuration of an importer.
-const FILE_SYSTEM_OVERHEAD: i64 = 55;
+/// CDI's configuration.
+const CDI_CONFIG: &str = "/apis/cdi.kubevirt.io/v1beta1/cdiconfigs/config";
+/// Part of a claim that virt-api assumes for the file system without CDI's configuration.
+const DEFAULT_OVERHEAD: f64 = 0.055;
+/// The same, by CDI's default.
+const CDI_OVERHEAD: f64 = 0.06;
+/// Largest claim in bytes, to which numbers with a fraction are exact.
+const MAX_CLAIM: f64 = 9_007_199_254_740_992.0;
 
 /// Actions on memory dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,16 +91,48 @@ async fn create_claim(connection: &Connection, vm: &str, name: &str, options: &O
         read => read?,
     };
     let vmi: Value = serde_json::from_slice(&vmi).map_err(|e| Error::Transport(format!("unreadable VMI: {e}")))?;
-    let size = size(&vmi).ok_or_else(|| Error::Usage(format!("VMI {vm} does not tell the size of its memory")))?;
+    let overhead = overhead(connection, options.storage_class.as_deref()).await?;
+    let unknown = || Error::Usage(format!("VMI {vm} does not tell the size of its memory"));
+    let size = size(&vmi, overhead).ok_or_else(unknown)?;
     let claim = claim(name, size, options).to_string().into_bytes();
     let claims = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims");
     connection.call(Method::POST, &claims, claim).await?;
     say!("PVC {namespace}/{name} created")
 }
 
+/// Returns the part of a claim that virt-api assumes for the file system of this storage class.
+async fn overhead(connection: &Connection, class: Option<&str>) -> Result<f64, Error> {
+    match connection.find(CDI_CONFIG).await {
+        Ok(Some(config)) => Ok(configured_overhead(&config, class)),
+        Ok(None) => Ok(DEFAULT_OVERHEAD),
+        Err(Error::Refused { code: 403, .. }) => Ok(CDI_OVERHEAD),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the overhead of a class in CDI's configuration, or the largest one if the cluster chooses the class.
+fn configured_overhead(config: &Value, class: Option<&str>) -> f64 {
+    let overheads = &config["status"]["filesystemOverhead"];
+    let read = |value: &Value| value.as_str().and_then(|text| text.parse::<f64>().ok());
+    let of = |class: &Value| {
+        let part = read(class).or_else(|| read(&overheads["global"]));
+        part.filter(|part| (0.0..1.0).contains(part)).unwrap_or(DEFAULT_OVERHEAD)
+    };
+    let classes = &overheads["storageClass"];
+    match class {
+        Some(class) => of(&classes[class]),
+        None => {
+            let classes = classes.as_object().into_iter().flat_map(|classes| classes.values());
+            classes.map(of).fold(of(&Value::Null), f64::max)
+        }
+    }
+}
+
+/// Returns the claim. CDI makes it larger if its storage class has a smallest size.
 fn claim(name: &str, size: i64, options: &Options) -> Value {
     let mut claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "labels": {"cdi.kubevirt.io/applyStorageProfile": "true"}},
         "spec": {
             "accessModes": [options.access_mode],
             "resources": {"requests": {"storage": api::quantity::bytes(size).0}},
@@ -106,8 +144,9 @@ fn claim(name: &str, size: i64, options: &Options) -> Value {
     claim
 }
 
-/// Returns the bytes that a claim must have for the memory of a VMI, in whole MiB.
-fn size(vmi: &Value) -> Option<i64> {
+/// Returns the bytes that a claim must have for the memory of a VMI, in whole MiB. `overhead`: the part for the file system.
+#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "MAX_CLAIM is exact")]
+fn size(vmi: &Value, overhead: f64) -> Option<i64> {
     let bytes = |value: &Value| api::quantity::units(&Quantity(value.as_str()?.to_owned())).ok();
     let (status, domain) = (&vmi["status"]["memory"], &vmi["spec"]["domain"]);
     let sizes = [
@@ -117,8 +156,8 @@ fn size(vmi: &Value) -> Option<i64> {
         &domain["resources"]["requests"]["memory"],
     ];
     let memory = sizes.into_iter().filter_map(bytes).max().filter(|bytes| *bytes > 0)?;
-    let inflated = memory.checked_add(DUMP_OVERHEAD)?.checked_mul(1000)? / (1000 - FILE_SYSTEM_OVERHEAD);
-    Some((inflated / (1 << 20) + 1) << 20)
+    let inflated = memory.checked_add(DUMP_OVERHEAD)? as f64 / (1.0 - overhead);
+    (inflated < MAX_CLAIM).then(|| (inflated as i64 / (1 << 20) + 1) << 20)
 }
 
 #[cfg(test)]
@@ -158,23 +197,50 @@ mod tests {
     #[test]
     fn created_claim_has_room_for_the_memory() {
         let domain = json!({"memory": {"guest": "1Gi"}, "resources": {"requests": {"memory": "900Mi"}}});
-        for (vmi, mebibytes) in [
+        for (vmi, overhead, mebibytes) in [
             // (1024 + 100) / 0.945
-            (json!({"spec": {"domain": domain}}), Some(1190)),
-            (json!({"spec": {"domain": domain}, "status": {"memory": {"guestCurrent": "2Gi"}}}), Some(2274)),
-            (json!({"spec": {"domain": {"resources": {"requests": {"memory": "900Mi"}}}}}), Some(1059)),
-            (json!({"spec": {"domain": {}}}), None),
-            (json!({"spec": {"domain": {"memory": {"guest": "9223372036854775807"}}}}), None),
+            (json!({"spec": {"domain": domain}}), 0.055, Some(1190)),
+            (json!({"spec": {"domain": domain}}), 0.06, Some(1196)),
+            (json!({"spec": {"domain": domain}}), 0.0, Some(1125)),
+            (json!({"spec": {"domain": domain}, "status": {"memory": {"guestCurrent": "2Gi"}}}), 0.055, Some(2274)),
+            (json!({"spec": {"domain": {"resources": {"requests": {"memory": "900Mi"}}}}}), 0.055, Some(1059)),
+            (json!({"spec": {"domain": {}}}), 0.055, None),
+            (json!({"spec": {"domain": {"memory": {"guest": "9223372036854775807"}}}}), 0.055, None),
+            (json!({"spec": {"domain": {"memory": {"guest": "9223372036854770000"}}}}), 0.055, None),
+            (json!({"spec": {"domain": {"memory": {"guest": "8Pi"}}}}), 0.055, None),
         ] {
-            assert_eq!(size(&vmi), mebibytes.map(|size| size << 20), "{vmi}");
+            assert_eq!(size(&vmi, overhead), mebibytes.map(|size| size << 20), "{vmi} {overhead}");
         }
         let chosen = options(&["get", "vm", "--claim-name=a", "--create-claim", "--storage-class=fast"]).unwrap();
+        let claim = claim("a", 1190 << 20, &chosen);
         assert_eq!(
-            claim("a", 1190 << 20, &chosen)["spec"],
+            claim["spec"],
             json!({
                 "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
                 "resources": {"requests": {"storage": "1190Mi"}},
             })
         );
+        assert_eq!(claim["metadata"]["labels"], json!({"cdi.kubevirt.io/applyStorageProfile": "true"}));
+    }
+
+    #[test]
+    fn overhead_is_that_of_the_class_or_the_largest() {
+        let config = |global: &str, classes: Value| {
+            json!({"status": {"filesystemOverhead": {"global": global, "storageClass": classes}}})
+        };
+        let classes = json!({"fast": "0.02", "slow": "0.3", "odd": "2"});
+        for (config, class, expected) in [
+            (config("0.06", classes.clone()), Some("fast"), 0.02),
+            (config("0.06", classes.clone()), Some("other"), 0.06),
+            (config("0.06", classes.clone()), Some("odd"), 0.055),
+            (config("0.06", classes.clone()), Some(""), 0.06),
+            (config("0.06", classes.clone()), None, 0.3),
+            (config("0.5", classes), None, 0.5),
+            (config("0.06", Value::Null), None, 0.06),
+            (json!({}), None, 0.055),
+        ] {
+            let found = configured_overhead(&config, class);
+            assert!((found - expected).abs() < 1e-9, "{config} {class:?}: {found}");
+        }
     }
 }
