@@ -5,7 +5,7 @@ use http::Method;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Value, json};
 
-use crate::{Connection, Error, failed_while, is_not_found, lifecycle::body, object_name};
+use crate::{Connection, Error, failed_while, guest::read, lifecycle::body, object_name};
 
 /// Bytes of a dump in addition to the memory, as virt-api requires.
 const DUMP_OVERHEAD: i64 = 100 << 20;
@@ -56,12 +56,22 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<()
     let vm = object_name(&options.vm)?;
     match options.action {
         Action::Get => {
-            if let Some(name) = options.claim_name.as_deref().filter(|_| options.create_claim) {
-                create_claim(connection, vm, name, options).await.map_err(failed_while("creating the claim"))?;
-            }
+            let created = match options.claim_name.as_deref().filter(|_| options.create_claim) {
+                Some(name) => {
+                    let created = create_claim(connection, vm, name, options).await;
+                    Some(created.map_err(failed_while("creating the claim"))?)
+                }
+                None => None,
+            };
             let request = body(&[("claimName", options.claim_name.as_ref().map(|name| json!(name)))], false);
             let path = connection.path("virtualmachines", vm, "memorydump");
-            connection.call(Method::PUT, &path, request).await.map_err(failed_while("dumping vm memory"))?;
+            if let Err(error) = connection.call(Method::PUT, &path, request).await {
+                let error = failed_while("dumping vm memory")(error);
+                return Err(match created {
+                    Some(created) => without_claim(connection, vm, &created, error).await,
+                    None => error,
+                });
+            }
             say!("Successfully submitted memory dump request of VM {vm}")?;
         }
         Action::Remove => {
@@ -79,25 +89,72 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> Result<()
     Ok(())
 }
 
+/// A claim that this command has created.
+struct Created {
+    namespace: String,
+    name: String,
+    uid: String,
+}
+
 /// Creates the claim for a dump of a running VM.
-async fn create_claim(connection: &Connection, vm: &str, name: &str, options: &Options) -> Result<(), Error> {
+async fn create_claim(connection: &Connection, vm: &str, name: &str, options: &Options) -> Result<Created, Error> {
     let name = object_name(name)?;
     let namespace = &connection.namespace;
-    let path = format!("/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{vm}");
-    let vmi = match connection.call(Method::GET, &path, Vec::new()).await {
-        Err(error) if is_not_found(&error) => {
-            return Err(Error::Usage(format!("VM {vm} does not run: its memory cannot be dumped")));
-        }
-        read => read?,
-    };
-    let vmi: Value = serde_json::from_slice(&vmi).map_err(|e| Error::Transport(format!("unreadable VMI: {e}")))?;
+    let path = connection.object_path("virtualmachines", vm);
+    check_unassociated(&read(&connection.call(Method::GET, &path, Vec::new()).await?)?)?;
+    let vmi = connection.find(&connection.object_path("virtualmachineinstances", vm)).await?;
+    let vmi = vmi.ok_or_else(|| Error::Usage(format!("VM {vm} does not run: its memory cannot be dumped")))?;
     let overhead = overhead(connection, options.storage_class.as_deref()).await?;
     let unknown = || Error::Usage(format!("VMI {vm} does not tell the size of its memory"));
     let size = size(&vmi, overhead).ok_or_else(unknown)?;
     let claim = claim(name, size, options).to_string().into_bytes();
-    let claims = format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims");
-    connection.call(Method::POST, &claims, claim).await?;
-    say!("PVC {namespace}/{name} created")
+    let created = read(&connection.call(Method::POST, &claims_path(namespace), claim).await?)?;
+    say!("PVC {namespace}/{name} created")?;
+    let uid = created["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    Ok(Created { namespace: namespace.clone(), name: name.to_owned(), uid })
+}
+
+fn claims_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims")
+}
+
+/// Refuses a VM whose dumps go to another claim already.
+fn check_unassociated(vm: &Value) -> Result<(), Error> {
+    if vm["status"]["memoryDumpRequest"].is_null() {
+        return Ok(());
+    }
+    Err(Error::Usage(
+        "please remove current memory dump association before creating a new claim for a new memory dump".to_owned(),
+    ))
+}
+
+/// Deletes the claim of a dump that was refused, and adds to the error what became of the claim.
+async fn without_claim(connection: &Connection, vm: &str, claim: &Created, error: Error) -> Error {
+    let vm = connection.find(&connection.object_path("virtualmachines", vm)).await;
+    // After a lost answer, or one to a repeated request, the dump may use the claim.
+    let is_unused = match (&error, vm) {
+        (Error::Refused { code: 400..500, .. }, Ok(vm)) => vm.is_none_or(|vm| !is_associated(&vm, &claim.name)),
+        _ => false,
+    };
+    let is_deleted = is_unused && {
+        let path = format!("{}/{}", claims_path(&claim.namespace), claim.name);
+        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": claim.uid}});
+        connection.call(Method::DELETE, &path, options.to_string().into_bytes()).await.is_ok()
+    };
+    with_end(error, claim, if is_deleted { "was deleted" } else { "remains" })
+}
+
+fn is_associated(vm: &Value, claim: &str) -> bool {
+    vm["status"]["memoryDumpRequest"]["claimName"] == claim
+}
+
+fn with_end(error: Error, claim: &Created, end: &str) -> Error {
+    let added = |message: String| format!("{message}\nPVC {}/{}, created for it, {end}", claim.namespace, claim.name);
+    match error {
+        Error::Refused { code, message } => Error::Refused { code, message: added(message) },
+        Error::Transport(message) => Error::Transport(added(message)),
+        other => other,
+    }
 }
 
 /// Returns the part of a claim that virt-api assumes for the file system of this storage class.
@@ -192,6 +249,26 @@ mod tests {
         ] {
             assert!(options(words).is_ok(), "{words:?}");
         }
+    }
+
+    #[test]
+    fn claim_is_created_for_a_vm_without_another() {
+        assert!(check_unassociated(&json!({"status": {"created": true}})).is_ok());
+        assert!(check_unassociated(&json!({})).is_ok());
+        let associated = json!({"status": {"memoryDumpRequest": {"claimName": "a", "phase": "Completed"}}});
+        let refusal = check_unassociated(&associated).unwrap_err().to_string();
+        assert!(refusal.starts_with("please remove current memory dump association before creating a new claim"));
+        assert!(is_associated(&associated, "a") && !is_associated(&associated, "b") && !is_associated(&json!({}), "a"));
+    }
+
+    #[test]
+    fn error_tells_what_became_of_the_claim() {
+        let claim = Created { namespace: "ns".into(), name: "a".into(), uid: "1".into() };
+        let refused = Error::Refused { code: 409, message: "no room".into() };
+        let said = with_end(refused, &claim, "was deleted").to_string();
+        assert_eq!(said, "no room\nPVC ns/a, created for it, was deleted");
+        let said = with_end(Error::Transport("no answer".into()), &claim, "remains").to_string();
+        assert!(said.ends_with("no answer\nPVC ns/a, created for it, remains"), "{said}");
     }
 
     #[test]

@@ -118,17 +118,23 @@ async fn dumped(s: &Story, storage: &Storage) -> Result<()> {
     let vmi = s.wait("vmi", "box", "be restarted", MINUTES, is_new).await?;
     ensure!(!volumes(&vmi["spec"]), "{}", vmi["spec"]);
 
-    // A claim of the plugin: large enough, and refused a second time.
+    // While the VM has a claim for dumps, the plugin makes no other.
     let create = ["memory-dump", "get", "box", "--claim-name=made", "--create-claim", "--storage-class=none"];
-    let conflict = s.virt(&create).await.err().context("a second claim is accepted")?.to_string();
-    ensure!(conflict.contains("can't request memory dump for pvc [made]"), "{conflict}");
-    let made = s.get("PersistentVolumeClaim", "made").await?;
-    ensure!(made["spec"]["storageClassName"] == "none" && made["spec"]["accessModes"][0] == "ReadWriteOnce", "{made}");
-    let conflict = s.virt(&create).await.err().context("the claim is created twice")?.to_string();
-    ensure!(conflict.contains("error creating the claim") && conflict.contains("already exists"), "{conflict}");
+    let refusal = s.virt(&create).await.err().context("a second claim is accepted")?.to_string();
+    ensure!(refusal.contains("please remove current memory dump association before"), "{refusal}");
+    s.wait_gone("PersistentVolumeClaim", "made", TIMEOUT).await?;
 
     s.virt(&["memory-dump", "remove", "box"]).await?;
     let is_removed = |vm: &Value| request(vm).is_null() && !volumes(&vm["spec"]["template"]["spec"]);
     s.wait("vm", "box", "be dissociated from the claim", TIMEOUT, is_removed).await?;
+
+    // A claim that exists is not created again, and one that virt-api refuses is deleted.
+    let again = s.virt(&["memory-dump", "get", "box", &format!("--claim-name={NAME}"), "--create-claim"]).await;
+    let conflict = again.err().context("the claim is created twice")?.to_string();
+    ensure!(conflict.contains("error creating the claim") && conflict.contains("already exists"), "{conflict}");
+    let create = ["memory-dump", "get", "box", "--claim-name=made.here", "--create-claim", "--storage-class=none"];
+    let refusal = s.virt(&create).await.err().context("a claim that is no volume is accepted")?.to_string();
+    ensure!(refusal.contains("cannot hold a memory dump") && refusal.contains("was deleted"), "{refusal}");
+    s.wait_gone("PersistentVolumeClaim", "made.here", TIMEOUT).await?;
     Ok(())
 }
