@@ -36,6 +36,9 @@ pub(crate) struct Limits {
     pub ping: Duration,
     /// Longest time without a message. A suspended client survives a short pause.
     pub silence: Duration,
+    /// The client may be silent before its first bytes: `virtctl` reads nothing, and so answers no ping, while it waits for a
+    /// viewer. Its stream counts in the limits of streams.
+    pub waits_for_viewer: bool,
     /// Longest time for one message to be accepted.
     pub write: Duration,
     /// Longest time for the closing handshake.
@@ -43,6 +46,12 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Returns the limits of streams to a viewer on the host of the client.
+    #[must_use]
+    pub(crate) fn viewer() -> Self {
+        Self { waits_for_viewer: true, ..Self::default() }
+    }
+
     /// Returns the limits of forwarded ports, whose clients answer pings without delay.
     #[must_use]
     pub(crate) fn tunnel() -> Self {
@@ -55,6 +64,7 @@ impl Default for Limits {
         Self {
             ping: Duration::from_secs(30),
             silence: Duration::from_secs(300),
+            waits_for_viewer: false,
             write: Duration::from_secs(300),
             close: Duration::from_secs(5),
         }
@@ -124,8 +134,9 @@ where
     let (mut client_sink, mut client_source) = client.split();
     let (mut handler_sink, mut handler_source) = handler.split();
     let ((end, client_done, handler_done), deadline) = {
+        let of_handler = Limits { waits_for_viewer: false, ..limits };
         let upward = std::pin::pin!(forward(&mut client_source, &mut handler_sink, limits));
-        let downward = std::pin::pin!(forward(&mut handler_source, &mut client_sink, limits));
+        let downward = std::pin::pin!(forward(&mut handler_source, &mut client_sink, of_handler));
         let both = select(upward, downward);
         tokio::select! {
             first = both => {
@@ -184,9 +195,17 @@ where
     let mut pings = interval_at(Instant::now() + limits.ping, limits.ping);
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last_message = Instant::now();
+    let mut is_waiting = limits.waits_for_viewer;
     loop {
+        let next = async {
+            if is_waiting {
+                Ok(source.next().await)
+            } else {
+                timeout_at(last_message + limits.silence, source.next()).await
+            }
+        };
         let event = tokio::select! {
-            event = timeout_at(last_message + limits.silence, source.next()) => event,
+            event = next => event,
             _ = pings.tick() => {
                 if !matches!(timeout(limits.write, sink.send(Message::Ping(Bytes::new()))).await, Ok(Ok(()))) {
                     return Ended::SinkLost;
@@ -201,6 +220,7 @@ where
         };
         match message {
             Message::Binary(_) => {
+                is_waiting = false;
                 if !matches!(timeout(limits.write, sink.send(message)).await, Ok(Ok(()))) {
                     return Ended::SinkLost;
                 }
@@ -345,6 +365,27 @@ mod tests {
         assert_eq!(ends.copy.await.unwrap(), End::ClientLost);
         assert!(handler.await.unwrap() >= 2);
         assert!(ends.client.next().await.unwrap().unwrap().is_ping());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_is_silent_until_its_viewer_connects() {
+        let limits = Limits { ping: Duration::from_secs(1), silence: Duration::from_secs(3), ..Limits::viewer() };
+        let Ends { mut client, mut handler, copy, stop: _ } = ends(limits, 1024).await;
+        let received = tokio::spawn(async move {
+            let mut bytes = 0;
+            while let Some(Ok(message)) = handler.next().await {
+                bytes += if message.is_binary() { message.len() } else { 0 };
+            }
+            bytes
+        });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!copy.is_finished());
+        client.send(binary("RFB")).await.unwrap();
+        assert_eq!(copy.await.unwrap(), End::ClientLost);
+        assert_eq!(received.await.unwrap(), 3);
+        // The limit of virt-handler stays.
+        let ends = ends(limits, 1024).await;
+        assert_eq!(ends.copy.await.unwrap(), End::HandlerLost);
     }
 
     #[tokio::test(start_paused = true)]

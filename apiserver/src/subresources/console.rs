@@ -13,6 +13,7 @@ use super::common::{
 use crate::{
     metrics::StreamKind,
     requests::{error::ApiError, options::query_value},
+    streaming::relay::Limits,
 };
 
 pub(super) static SPECIFICATION: Specification = Specification {
@@ -40,7 +41,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let vmi = call.vmi().await?;
     decide(&vmi)?;
-    stream::through_handler(call, &vmi, &STREAM, action(request.uri().query()), request).await
+    stream::through_handler(call, &vmi, &STREAM, action(request.uri().query()), Limits::default(), request).await
 }
 
 /// Returns the request to virt-handler. Earlier output comes first unless the client refuses it: clients of the reference do not

@@ -10,7 +10,7 @@ use super::common::{
     stream,
     vmi_checks::{conflict, phase},
 };
-use crate::{metrics::StreamKind, requests::error::ApiError};
+use crate::{metrics::StreamKind, requests::error::ApiError, streaming::relay::Limits};
 
 pub(super) static SPECIFICATION: Specification = Specification {
     listed: false,
@@ -39,7 +39,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let vmi = call.vmi().await?;
     decide(&vmi)?;
-    stream::through_handler(call, &vmi, &STREAM, "usbredir", request).await
+    stream::through_handler(call, &vmi, &STREAM, "usbredir", Limits::viewer(), request).await
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::common::{
 use crate::{
     metrics::StreamKind,
     requests::{error::ApiError, options::is_set},
+    streaming::relay::Limits,
 };
 
 pub(super) static SPECIFICATION: Specification = Specification {
@@ -40,7 +41,7 @@ async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiEr
     let vmi = call.vmi().await?;
     decide(&vmi)?;
     let action = format!("vnc?preserveSession={}", is_set(request.uri().query(), "preserveSession"));
-    stream::through_handler(call, &vmi, &STREAM, &action, request).await
+    stream::through_handler(call, &vmi, &STREAM, &action, Limits::viewer(), request).await
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::common::{
 use crate::{
     metrics::StreamKind,
     requests::{error::ApiError, options::query_value},
+    streaming::relay::Limits,
 };
 
 pub(super) static SPECIFICATION: Specification = Specification {
@@ -47,7 +48,7 @@ fn decide(vmi: &VirtualMachineInstance, query: Option<&str>) -> Result<String, A
 async fn serve(call: Call<'_>, request: Request<Body>) -> Result<Response, ApiError> {
     let vmi = call.vmi().await?;
     let action = decide(&vmi, request.uri().query())?;
-    stream::through_handler(call, &vmi, &STREAM, &action, request).await
+    stream::through_handler(call, &vmi, &STREAM, &action, Limits::default(), request).await
 }
 
 #[cfg(test)]

@@ -36,6 +36,7 @@ pub(crate) async fn through_handler(
     vmi: &VirtualMachineInstance,
     kind: &'static StreamKind,
     action: &str,
+    limits: Limits,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let node = vmi_checks::node(vmi)?;
@@ -43,7 +44,7 @@ pub(crate) async fn through_handler(
     serve(call, kind, Content::Bytes, request, async {
         let handler = &call.context.handler;
         let stream = handler.open(call.on(node), action, &call.object.holder).await.map_err(handler_error)?;
-        Ok(move |client: Client| -> Copying { Box::pin(relay::copy(client, stream, Limits::default(), stop)) })
+        Ok(move |client: Client| -> Copying { Box::pin(relay::copy(client, stream, limits, stop)) })
     })
     .await
 }
