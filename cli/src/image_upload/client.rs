@@ -61,10 +61,11 @@ fn tunnel<C>(proxy: Uri, connector: C) -> Tunnel<C> {
     }
 }
 
-/// Returns the header value of a user and a password in the address of a proxy.
+/// Returns the header value of a user and a password in the address of a proxy. A missing password is an empty one.
 fn credentials(proxy: &Uri) -> Option<HeaderValue> {
     let (user, _) = proxy.authority()?.as_str().rsplit_once('@')?;
-    HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(decoded(user)))).ok()
+    let colon = if user.contains(':') { "" } else { ":" };
+    HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(decoded(&format!("{user}{colon}"))))).ok()
 }
 
 /// Replaces `%` and two digits with the byte that they stand for.
@@ -122,6 +123,18 @@ mod tests {
                 _ = client(request) => panic!("{proxy}: no connection to the proxy"),
                 bytes = received => assert_eq!(bytes, greeting, "{proxy}"),
             }
+        }
+    }
+
+    #[test]
+    fn user_of_a_proxy_needs_no_password() {
+        for (proxy, expected) in [
+            ("http://joe@proxy", Some("Basic am9lOg==")),
+            ("http://joe:pw@proxy", Some("Basic am9lOnB3")),
+            ("http://proxy:3128", None),
+        ] {
+            let found = credentials(&proxy.parse().unwrap());
+            assert_eq!(found.as_ref().map(|value| value.to_str().unwrap()), expected, "{proxy}");
         }
     }
 
