@@ -167,28 +167,40 @@ impl Matcher {
         }
     }
 
-    /// Returns true if the status refers to the same object.
+    /// Returns true if the status refers to the same object. As in the reference, an empty field is no difference.
     fn is_that_of(&self, known: &InstancetypeStatusRef) -> bool {
-        let same = |field: &Option<String>, text: &str| field.as_deref().unwrap_or_default() == text;
-        same(&known.kind, &self.kind)
-            && same(&known.name, &self.name)
-            && same(&known.infer_from_volume, &self.infer_from_volume)
+        let same = |text: &str, field: &Option<String>| text.is_empty() || field.as_deref() == Some(text);
+        same(&self.kind, &known.kind)
+            && same(&self.name, &known.name)
+            && same(&self.infer_from_volume, &known.infer_from_volume)
     }
 
     /// Returns the reference for the VM's status. Keeps the known revision if it is that of the spec, or is stored for the same
-    /// object.
+    /// object, and with it fields that the matcher lacks.
     pub fn status(&self, known: Option<&InstancetypeStatusRef>) -> InstancetypeStatusRef {
         let text = |field: &str| (!field.is_empty()).then(|| field.to_owned());
-        let stored =
-            known.filter(|known| self.is_that_of(known)).and_then(|known| known.controller_revision_ref.clone());
+        let stored = known.filter(|known| known.controller_revision_ref.is_some() && self.is_that_of(known));
+        let or_stored = |field: &str, known: Option<&String>| text(field).or_else(|| known.cloned());
         let given = text(&self.revision_name).map(|name| ControllerRevisionRef { name: Some(name) });
         InstancetypeStatusRef {
-            name: text(&self.name),
-            kind: text(&self.kind),
-            infer_from_volume: text(&self.infer_from_volume),
+            name: or_stored(&self.name, stored.and_then(|known| known.name.as_ref())),
+            kind: or_stored(&self.kind, stored.and_then(|known| known.kind.as_ref())),
+            infer_from_volume: or_stored(
+                &self.infer_from_volume,
+                stored.and_then(|known| known.infer_from_volume.as_ref()),
+            ),
             infer_from_volume_failure_policy: text(&self.infer_from_volume_failure_policy),
-            controller_revision_ref: given.or(stored),
+            controller_revision_ref: given.or_else(|| stored.and_then(|known| known.controller_revision_ref.clone())),
         }
+    }
+
+    /// Returns the kind of the object. That of a stored copy, if the matcher names none.
+    pub fn matched_kind(
+        &self,
+        role: Role,
+        known: Option<&InstancetypeStatusRef>,
+    ) -> Result<MatchedKind, UnexpectedKind> {
+        role.kind(self.status(known).kind.as_deref().unwrap_or_default())
     }
 }
 
@@ -255,6 +267,12 @@ mod tests {
     #[test]
     fn stored_copy_comes_before_the_object_until_the_matcher_names_another() {
         let stored = json!({"name": "a", "controllerRevisionRef": {"name": "r"}});
+        let with = |field: &str, value: &str| {
+            let mut stored = stored.clone();
+            stored[field] = json!(value);
+            stored
+        };
+        let (namespaced, inferred) = (with("kind", "VirtualMachineInstancetype"), with("inferFromVolume", "v"));
         let object = |name: &str| Source::Object(MatchedKind::ClusterInstancetype, name.to_owned());
         let revision = |name: &str| Source::Revision(name.to_owned());
         for (matcher, status, want) in [
@@ -267,10 +285,38 @@ mod tests {
                 stored,
                 Source::Object(MatchedKind::Instancetype, "a".to_owned()),
             ),
+            // A field that is not given is no difference.
+            (json!({"name": "a"}), namespaced.clone(), revision("r")),
+            (json!({"name": "b"}), namespaced.clone(), object("b")),
+            (json!({"name": "a", "kind": "VirtualMachineClusterInstancetype"}), namespaced, object("a")),
+            (json!({"name": "a"}), inferred.clone(), revision("r")),
+            (json!({"name": "a", "inferFromVolume": "v"}), inferred.clone(), revision("r")),
+            (json!({"name": "a", "inferFromVolume": "w"}), inferred, object("a")),
+            // Without a copy, the matcher alone counts.
+            (json!({"name": "a"}), json!({"name": "a", "kind": "VirtualMachineInstancetype"}), object("a")),
         ] {
             assert_eq!(source(&vm(matcher.clone(), status), Role::Instancetype), Some(Ok(want)), "{matcher}");
         }
         assert_eq!(source(&vm(Value::Null, Value::Null), Role::Instancetype), None);
         assert_eq!(source(&vm(json!({"name": "a"}), Value::Null), Role::Preference), None);
+    }
+
+    #[test]
+    fn status_of_a_stored_copy_keeps_the_fields_that_the_matcher_lacks() {
+        let copy = json!({"name": "r"});
+        let full = json!({
+            "name": "a", "kind": "VirtualMachineInstancetype", "inferFromVolume": "v", "controllerRevisionRef": copy,
+        });
+        let bare = json!({"name": "a", "kind": "VirtualMachineInstancetype"});
+        for (matcher, known, wanted, kind) in [
+            (json!({"name": "a"}), full.clone(), full.clone(), MatchedKind::Instancetype),
+            (json!({"name": "b"}), full, json!({"name": "b"}), MatchedKind::ClusterInstancetype),
+            (json!({"name": "a"}), bare, json!({"name": "a"}), MatchedKind::ClusterInstancetype),
+        ] {
+            let vm = vm(matcher, known);
+            let (matcher, known) = (Matcher::of(&vm, Role::Instancetype).unwrap(), status_ref(&vm, Role::Instancetype));
+            assert_eq!(serde_json::to_value(matcher.status(known)).unwrap(), wanted);
+            assert_eq!(matcher.matched_kind(Role::Instancetype, known), Ok(kind));
+        }
     }
 }

@@ -18,7 +18,7 @@ use api::{
     constants::{annotation, condition},
     instancetype::{
         MatchedKind,
-        matcher::{Matcher, Role},
+        matcher::{Matcher, Role, status_ref},
     },
 };
 use daemon::config::ConfigHandle;
@@ -260,7 +260,10 @@ impl Inventory {
         let hardware = vm.spec.template.spec.as_ref().and_then(|spec| spec.domain.machine.as_ref());
         let [instance_type, preference] = Role::ALL.map(|role| {
             let matcher = Matcher::of(vm, role).filter(|matcher| !matcher.name.is_empty());
-            let found = matcher.and_then(|matcher| Some((role.kind(&matcher.kind).ok()?, matcher.name)));
+            let found = matcher.and_then(|matcher| {
+                let kind = matcher.matched_kind(role, status_ref(vm, role)).ok()?;
+                Some((kind, matcher.name))
+            });
             found.map_or_else(|| NONE.to_owned(), |(kind, name)| self.public_name(kind, &namespace, &name))
         });
         let status = vm.status.as_ref().and_then(|status| status.printable_status.as_ref());

@@ -7,7 +7,7 @@ use api::{
     constants::annotation,
     instancetype::{
         Conflicts, VirtualMachineInstancetypeSpec, VirtualMachinePreferenceSpec, apply, expand,
-        matcher::{MatchedKind, Matcher, Role},
+        matcher::{MatchedKind, Matcher, Role, status_ref},
         revision,
     },
 };
@@ -85,7 +85,7 @@ impl Chosen {
             .map_err(ApplyError::Conflict)?;
         for role in Role::ALL {
             let Some(matcher) = Matcher::of(vm, role) else { continue };
-            let Ok(kind) = role.kind(&matcher.kind) else { continue };
+            let Ok(kind) = matcher.matched_kind(role, status_ref(vm, role)) else { continue };
             let key = match kind {
                 MatchedKind::Instancetype => annotation::INSTANCETYPE,
                 MatchedKind::ClusterInstancetype => annotation::CLUSTER_INSTANCETYPE,
