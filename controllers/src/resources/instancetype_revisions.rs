@@ -5,7 +5,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use api::instancetype::{MatchedKind, VERSION, revision};
+use api::{
+    VirtualMachine,
+    instancetype::{MatchedKind, VERSION, revision},
+    owner,
+};
 use daemon::lock;
 use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde_json::Value;
@@ -67,6 +71,14 @@ impl From<ControllerRevision> for InstancetypeRevision {
         }
         Self { metadata: slim(revision.metadata), object: shared(object.to_string()), former: former.map(Box::new) }
     }
+}
+
+/// Returns true for a revision of a former VM of this name: it is about to go.
+pub(crate) fn is_left(revision: &ObjectMeta, vm: &VirtualMachine) -> bool {
+    let owner = owner::controller_of_kind::<VirtualMachine>(revision);
+    owner.is_some_and(|owner| {
+        vm.metadata.name.as_ref() == Some(&owner.name) && vm.metadata.uid.as_ref() != Some(&owner.uid)
+    })
 }
 
 /// Texts of all copies.

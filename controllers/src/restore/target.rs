@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{Observed, REFUSED, Source, volumes};
 use crate::{
     owned_vmis::firmware_uuid,
-    resources::claims::claim_name,
+    resources::{claims::claim_name, instancetype_revisions::is_left},
     runtime::{Effect, Kind, RevisionCopy},
     snapshot::restored_copy_name,
 };
@@ -113,14 +113,6 @@ pub(super) fn revisions(observed: &Observed, vm: &VirtualMachine, copies: &[Copi
         }
     }
     Ok(effects.into_iter().map(|effect| effect.refused_as(REFUSED)).collect())
-}
-
-/// Returns true for a revision of a former VM of this name: it is about to go.
-fn is_left(revision: &ObjectMeta, vm: &VirtualMachine) -> bool {
-    let owner = owner::controller_of_kind::<VirtualMachine>(revision);
-    owner.is_some_and(|owner| {
-        vm.metadata.name.as_ref() == Some(&owner.name) && vm.metadata.uid.as_ref() != Some(&owner.uid)
-    })
 }
 
 /// Returns the new VM, with the patches of the restore.

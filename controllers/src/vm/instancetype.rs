@@ -93,7 +93,7 @@ pub(super) fn settle(
         return expand_vm(observed, owned, chosen, decision);
     }
     let lookups = [(Role::Instancetype, &observed.instancetype), (Role::Preference, &observed.preference)];
-    if let Some(name) = lookups.iter().find_map(|(role, lookup)| lookup.taken_name(*role)) {
+    if let Some(name) = lookups.iter().find_map(|(role, lookup)| lookup.taken_name(vm, *role)) {
         decision.wake(TAKEN_RETRY);
         return Ok(Err(SyncError::new(event::FAILED_CREATE, taken(name))));
     }
@@ -124,10 +124,12 @@ fn keep(
     let vm = &*observed.vm;
     let Some(matcher) = Matcher::of(vm, role) else { return Ok(None) };
     let mut kept = matcher.status(status_ref(vm, role));
+    let left = lookup.left(vm);
     let (copy, context) = match lookup {
         Lookup::Object(object, copy) => {
             let name = revision::name(vm.metadata.name.as_deref().unwrap_or_default(), &object.metadata);
-            let missing = copy.is_none().then(|| copy_of(vm, object.kind, &object.metadata, &object.object));
+            let is_missing = copy.is_none() || left.is_some();
+            let missing = is_missing.then(|| copy_of(vm, object.kind, &object.metadata, &object.object));
             kept.controller_revision_ref = Some(ControllerRevisionRef { name: Some(name) });
             (missing.transpose()?, "storing")
         }
@@ -142,9 +144,12 @@ fn keep(
     let effect = Effect::create(Kind::ControllerRevision, vm.metadata.namespace.as_deref(), &copy)?;
     let effect = match lookup {
         // A copy would be in the cache by its labels, so an existing object is something else.
-        Lookup::Object(..) => effect.unless_exists(taken(&name)),
+        Lookup::Object(..) if left.is_none() => effect.unless_exists(taken(&name)),
+        // The copy of a former VM may need time to go: no refusal, so that the name is tried again soon.
+        Lookup::Object(..) => effect,
         _ => effect.or_existing(),
     };
+    decision.effects.extend(left.map(|left| Effect::delete(Kind::ControllerRevision, left)));
     decision.push(effect.on_failure(Event::warning(
         Kind::VirtualMachine.reference(&vm.metadata),
         event::FAILED_CREATE,

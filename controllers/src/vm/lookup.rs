@@ -5,14 +5,18 @@ use std::sync::Arc;
 use api::{
     VirtualMachine,
     instancetype::{
-        matcher::{MatchedKind, Role, Source, source},
+        matcher::{MatchedKind, Matcher, Role, Source, source, status_ref},
         revision,
     },
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use super::SyncError;
-use crate::resources::{instancetype_revisions::InstancetypeRevision, instancetypes::CachedInstancetype};
+use crate::resources::{
+    instancetype_revisions::{InstancetypeRevision, is_left},
+    instancetypes::CachedInstancetype,
+};
 
 /// The instance type or preference of a VM, as found in the caches.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +26,7 @@ pub(crate) enum Lookup {
     Unnamed,
     /// A stored copy.
     Revision(Arc<InstancetypeRevision>),
-    /// The object, and its stored copy, if any.
+    /// The object, and its stored copy, if any: that of the VM, or of a former VM of its name.
     Object(Arc<CachedInstancetype>, Option<Arc<InstancetypeRevision>>),
     /// It does not exist, with the message.
     Missing(String),
@@ -40,7 +44,10 @@ pub(super) fn look_up(
         Some(Err(error)) => Lookup::Missing(error.to_string()),
         Some(Ok(Source::Revision(name))) => match revision_named(&name) {
             Some(revision) => Lookup::Revision(revision),
-            None => Lookup::Missing(format!("controllerrevisions.apps \"{name}\" not found")),
+            None => match origin(vm, role, &name, object_named) {
+                Some(object) => Lookup::Object(object, None),
+                None => Lookup::Missing(format!("controllerrevisions.apps \"{name}\" not found")),
+            },
         },
         Some(Ok(Source::Object(kind, name))) => match object_named(kind, &name) {
             Some(object) => {
@@ -51,6 +58,20 @@ pub(super) fn look_up(
             None => Lookup::Missing(format!("{}.{} \"{name}\" not found", kind.plural(), api::instancetype::GROUP)),
         },
     }
+}
+
+/// Returns the object from which a missing copy of the VM was made, if it is still the same.
+fn origin(
+    vm: &VirtualMachine,
+    role: Role,
+    copy: &str,
+    object_named: impl Fn(MatchedKind, &str) -> Option<Arc<CachedInstancetype>>,
+) -> Option<Arc<CachedInstancetype>> {
+    let matcher = Matcher::of(vm, role).filter(|matcher| matcher.revision_name.is_empty())?;
+    let kind = matcher.matched_kind(role, status_ref(vm, role)).ok()?;
+    let object = object_named(kind, &matcher.name)?;
+    let vm_name = vm.metadata.name.as_deref().unwrap_or_default();
+    (revision::name(vm_name, &object.metadata) == copy).then_some(object)
 }
 
 impl Lookup {
@@ -79,14 +100,20 @@ impl Lookup {
     }
 
     /// Returns the name of an object that has the name of the copy but another content.
-    pub(super) fn taken_name(&self, role: Role) -> Option<&str> {
+    pub(super) fn taken_name(&self, vm: &VirtualMachine, role: Role) -> Option<&str> {
         let Self::Object(object, Some(copy)) = self else { return None };
         let read = |json: &str| serde_json::from_str::<Value>(json).unwrap_or_default();
-        if revision::is_copy_of(&read(&copy.object), &read(&object.object), role) {
+        if is_left(&copy.metadata, vm) || revision::is_copy_of(&read(&copy.object), &read(&object.object), role) {
             None
         } else {
             copy.metadata.name.as_deref()
         }
+    }
+
+    /// Returns the copy of a former VM that has the name of the copy.
+    pub(super) fn left(&self, vm: &VirtualMachine) -> Option<&ObjectMeta> {
+        let Self::Object(_, Some(copy)) = self else { return None };
+        Some(&copy.metadata).filter(|metadata| is_left(metadata, vm))
     }
 
     pub(super) fn name(&self) -> &str {

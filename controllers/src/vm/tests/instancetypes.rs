@@ -190,6 +190,50 @@ fn copy_whose_name_is_taken_prevents_the_start() {
 }
 
 #[test]
+fn copy_of_a_former_vm_is_replaced() {
+    let (vm, config) = (naming("Halted", &Value::Null), ClusterConfig::default());
+    // One with another content goes as well.
+    for content in [class(), preference()] {
+        let mut left = InstancetypeRevision::clone(&copy_of(&content));
+        left.metadata.owner_references.as_mut().unwrap()[0].uid = "former".to_owned();
+        let (instancetype, preference) = (Lookup::Object(class(), Some(Arc::new(left))), kept_preference());
+        let decision = decide(&Observed { instancetype, preference, ..observed(&vm, None, None, &config) }).unwrap();
+        let [
+            Effect::Delete { kind: Kind::ControllerRevision, name, uid, .. },
+            Effect::Create { kind: Kind::ControllerRevision, object, options, .. },
+            Effect::Patch { kind: Kind::VirtualMachine, patch, .. },
+            ..,
+        ] = &decision.effects[..]
+        else {
+            panic!("{decision:?}")
+        };
+        assert_eq!((name.as_str(), uid.as_deref()), (COPY, Some("copy-uid")));
+        assert_eq!(object["metadata"]["name"], COPY);
+        assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
+        // A conflict is no refusal: the former one may still be there.
+        assert_eq!((options.existing_will_do, &options.existing_refuses), (false, &None));
+        assert_eq!(patch["status"]["instancetypeRef"]["controllerRevisionRef"]["name"], COPY);
+    }
+}
+
+#[test]
+fn missing_copy_is_made_again_from_the_same_object() {
+    let (mut vm, config) = (naming("Always", &kept()), ClusterConfig::default());
+    let role = api::instancetype::matcher::Role::Instancetype;
+    let found = |vm: &VirtualMachine| lookup::look_up(vm, role, |_| None, |_, name| (name == "u1.small").then(class));
+    let (instancetype, preference) = (found(&vm), kept_preference());
+    let decision = decide(&Observed { instancetype, preference, ..observed(&vm, None, None, &config) }).unwrap();
+    assert_eq!(made(&decision, Kind::ControllerRevision)[0]["metadata"]["name"], COPY);
+    assert!(creates(&decision));
+    // Neither one that the spec names, nor one of another generation.
+    let mut named = vm.clone();
+    named.spec.instancetype.as_mut().unwrap().revision_name = Some(COPY.to_owned());
+    vm.status.as_mut().unwrap().instancetype_ref.as_mut().unwrap().controller_revision_ref =
+        Some(ControllerRevisionRef { name: Some("v-u1.small-v1beta1-u-1-3".to_owned()) });
+    assert!([named, vm].iter().all(|vm| matches!(found(vm), Lookup::Missing(_))));
+}
+
+#[test]
 fn copy_in_a_former_version_is_replaced() {
     const RENEWED: &str = "v-u1.small-v1beta1-u-0-2";
     let former = |name: &str, owner: &str| {
