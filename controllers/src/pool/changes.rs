@@ -29,6 +29,8 @@ use crate::{
 
 /// Reason of a revision that could not be deleted.
 pub(super) const FAILED_PRUNING: &str = "FailedRevisionPruning";
+/// Wait until a revision is looked for again whose name that of a former pool may still have.
+const RECORD_RETRY: Duration = Duration::from_secs(5);
 
 /// The changes.
 #[derive(Default)]
@@ -47,6 +49,8 @@ pub(super) struct Changes<'a> {
     revision: String,
     /// It exists.
     is_recorded: bool,
+    /// VMs or VMIs have its name although it does not exist.
+    is_lost: bool,
     /// Time of the next look at VMs that fail.
     wake: Option<Duration>,
 }
@@ -83,6 +87,7 @@ impl<'a> Changes<'a> {
         let missing = wanted.saturating_sub(owned.len()).min(BURST);
         let created: Vec<u32> = observed.free.iter().copied().take(missing).collect();
         let is_needed = !created.is_empty() || !updated.is_empty();
+        let is_lost = recorded.is_none() && is_lost(observed, owned, &revision);
         Self {
             created,
             deleted: failing.into_iter().chain(surplus).filter(|member| may_go(member)).take(BURST).collect(),
@@ -90,6 +95,7 @@ impl<'a> Changes<'a> {
             rolled: rolled.take(BURST).collect(),
             pruned: unused(observed, Some(revision.as_str()).filter(|_| is_needed)),
             is_recorded: recorded.is_some(),
+            is_lost,
             revision,
             wake,
         }
@@ -100,7 +106,7 @@ impl<'a> Changes<'a> {
         match reason {
             event::FAILED_CREATE => !self.created.is_empty(),
             event::FAILED_DELETE => !self.deleted.is_empty(),
-            event::FAILED_UPDATE => !self.updated.is_empty() || !self.rolled.is_empty(),
+            event::FAILED_UPDATE => !self.updated.is_empty() || !self.rolled.is_empty() || self.is_lost,
             FAILED_PRUNING => !self.pruned.is_empty(),
             _ => false,
         }
@@ -128,15 +134,18 @@ impl<'a> Changes<'a> {
             (FAILED_PRUNING, self.prunings()),
         ];
         kinds.sort_by_key(|(reason, _)| failure.is_some_and(|failure| failure.reason == *reason));
-        let needs_revision = !self.created.is_empty() || !self.updated.is_empty();
-        let mut record = if needs_revision && !self.is_recorded && may_use_revision {
-            Some(record(observed, &self.revision, self.recording_failure())?)
+        let needs_revision = !self.created.is_empty() || !self.updated.is_empty() || self.is_lost;
+        let mut recording = if needs_revision && !self.is_recorded && may_use_revision {
+            record(observed, &self.revision, self.recording_failure())?
         } else {
-            None
+            Vec::new()
         };
+        if !recording.is_empty() && observed.left.is_some() {
+            decision.wake(RECORD_RETRY);
+        }
         for (reason, mut effects) in kinds.into_iter().filter(|(reason, _)| proceeds(reason)) {
             if [event::FAILED_UPDATE, event::FAILED_CREATE].contains(&reason) {
-                decision.effects.extend(record.take());
+                decision.effects.append(&mut recording);
             }
             // Each attempt begins with another VM, so that one whose change is refused holds up no other. Numbers stay in order.
             if let Some(failure) = failure.filter(|failure| failure.reason == reason && reason != event::FAILED_CREATE)
@@ -206,8 +215,14 @@ fn recorded<'a>(observed: &'a Observed, template: &PoolTemplate) -> Option<&'a s
     same.max_by_key(|revision| revision.generation)?.metadata.name.as_deref()
 }
 
+/// Returns true if a VM or VMI has the name of a revision that the pool lacks.
+fn is_lost(observed: &Observed, owned: &[&Member], name: &str) -> bool {
+    let is_own = observed.revisions.iter().any(|known| known.metadata.name.as_deref() == Some(name));
+    !is_own && owned.iter().any(|member| [member.revision(), member.vmi_revision()].contains(&Some(name)))
+}
+
 /// Returns the name of a new revision. It is the value of a label.
-fn revision_name(pool: &VirtualMachinePool) -> String {
+pub(super) fn revision_name(pool: &VirtualMachinePool) -> String {
     let generation = pool.metadata.generation.unwrap_or(0);
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     names::shortened(&format!("{name}-{generation}"), names::LABEL_LIMIT)
@@ -223,7 +238,8 @@ fn unused<'a>(observed: &'a Observed, needed: Option<&str>) -> Vec<&'a PoolRevis
     observed.revisions.iter().map(|revision| &**revision).filter(|revision| !is_used(revision)).take(BURST).collect()
 }
 
-fn record(observed: &Observed, name: &str, reason: &'static str) -> Result<Effect, serde_json::Error> {
+/// Returns the creation of a revision. That of a former pool, which is about to go, makes room for it.
+fn record(observed: &Observed, name: &str, reason: &'static str) -> Result<Vec<Effect>, serde_json::Error> {
     let pool = &observed.pool.metadata;
     let revision = ControllerRevision {
         metadata: ObjectMeta {
@@ -238,10 +254,12 @@ fn record(observed: &Observed, name: &str, reason: &'static str) -> Result<Effec
     };
     let failed = format!("Error recording the template in ControllerRevision {name}: {{error}}");
     let failed = Event::warning(Kind::Pool.reference(pool), reason, failed);
-    // A record of KubeVirt has no label, and that of a former pool of the name goes with it. Without a record, updates depend on
-    // what the VM controller reports.
+    let left = observed.left.iter().map(|left| Effect::delete(Kind::ControllerRevision, &left.metadata));
+    let mut effects: Vec<Effect> = left.map(|effect| effect.refused_as(reason)).collect();
+    // A record of KubeVirt has no label. Without a record, updates depend on what the VM controller reports.
     let effect = Effect::create(Kind::ControllerRevision, pool.namespace.as_deref(), &revision)?;
-    Ok(effect.or_existing().on_failure(failed))
+    effects.push(effect.or_existing().on_failure(failed));
+    Ok(effects)
 }
 
 fn create(observed: &Observed, index: u32, revision: &str) -> Result<Effect, serde_json::Error> {

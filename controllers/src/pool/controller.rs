@@ -9,7 +9,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{BURST, Member, Observed, manifest, preservation::preserves, wanted_replicas};
+use super::{BURST, Member, Observed, changes::revision_name, manifest, preservation::preserves, wanted_replicas};
 use crate::{
     cache::Key,
     resources::{
@@ -28,6 +28,14 @@ pub(crate) struct Pools;
 fn pool_of(metadata: &ObjectMeta) -> Option<Key> {
     let pool = controlling_pool(metadata)?;
     Some(Key::beside(metadata, pool.name.clone()))
+}
+
+/// Returns true for an object of a former pool of this name: it is about to go.
+fn is_left(pool: &VirtualMachinePool, metadata: &ObjectMeta) -> bool {
+    let former = controlling_pool(metadata);
+    former.is_some_and(|former| {
+        pool.metadata.name.as_ref() == Some(&former.name) && pool.metadata.uid.as_ref() != Some(&former.uid)
+    })
 }
 
 /// Returns true if two versions of a VM are the same to its pool.
@@ -110,9 +118,11 @@ impl Controller for Pools {
         let claims = leaving.iter().flat_map(|vm| claim_names(vm));
         let claims = claims.filter_map(|name| caches.claims.get(&named(&name))).collect();
         let revisions = caches.pool_revisions.by(&PoolRevisionIndex::Pool(uid));
+        let left = caches.pool_revisions.get(&named(&revision_name(&pool)));
         Some(Observed {
             free: free(caches, &pool, wanted_replicas(&pool.spec).saturating_sub(members.len())),
             revisions: revisions.into_iter().filter(|known| owner::is_controlled_by(&known.metadata, &*pool)).collect(),
+            left: left.filter(|known| is_left(&pool, &known.metadata)),
             members,
             data_volumes,
             claims,

@@ -109,6 +109,8 @@ pub(crate) struct Observed {
     pub free: Vec<u32>,
     /// Records of its specs.
     pub revisions: Vec<Arc<PoolRevision>>,
+    /// Record of a former pool of this name that has the name of the next one.
+    pub left: Option<Arc<PoolRevision>>,
     /// DataVolumes of VMs that wait for their disks to be detached.
     pub data_volumes: Vec<Arc<DataVolume>>,
     /// Claims of these VMs.

@@ -182,6 +182,43 @@ fn vm_whose_record_is_gone_is_changed() {
 }
 
 #[test]
+fn missing_record_is_made_while_an_object_names_it() {
+    let settings = json!({"spec": {"replicas": 1, "updateStrategy": {"unmanaged": {}}}});
+    let creation = "create ControllerRevision p-1".to_owned();
+    for (vm, vmi) in [("p-1", "p-1"), ("p-0", "p-1"), ("p-1", "p-0"), ("p-0", "p-0")] {
+        let mut observed = observed(pool(&settings), vec![member(0, &of(vm), &of(vmi))]);
+        assert!(!lines(&observed).contains(&creation), "{vm} {vmi}");
+        observed.revisions.clear();
+        assert_eq!(lines(&observed).contains(&creation), [vm, vmi].contains(&"p-1"), "{vm} {vmi}");
+    }
+}
+
+#[test]
+fn record_of_a_former_pool_makes_room() {
+    for members in [vec![], running(&[0, 1])] {
+        let mut observed = observed(pool(&json!({})), members);
+        observed.left = observed.revisions.pop();
+        let decision = decide(&observed).unwrap();
+        let [
+            Effect::Delete { kind: Kind::ControllerRevision, uid: Some(uid), .. },
+            Effect::Create { kind: Kind::ControllerRevision, object, .. },
+            ..,
+        ] = &decision.effects[..]
+        else {
+            panic!("{decision:?}")
+        };
+        assert_eq!((uid.as_str(), &object["metadata"]["name"]), ("p-1", &json!("p-1")));
+        assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(5)));
+        // A refusal shows and waits.
+        let reason = if observed.members.is_empty() { "FailedCreate" } else { "FailedUpdate" };
+        observed.failure = failure(reason);
+        let found = lines(&observed);
+        assert!(!found.iter().any(|line| line.contains("ControllerRevision")), "{found:?}");
+        assert_eq!(status(&observed)["conditions"][0]["type"], "ReplicaFailure");
+    }
+}
+
+#[test]
 fn refusals_of_two_kinds_wait_and_take_turns() {
     let (patched, created) = ("patch VirtualMachine p-", "create VirtualMachine p-3");
     let earlier = "2030-01-01T00:59:59Z";
