@@ -78,8 +78,24 @@ fn warnings(pool: &VirtualMachinePoolSpec, old: Option<&VirtualMachinePoolSpec>)
                 ));
             }
         }
+        let preserves = proactive.or(opportunistic).is_some_and(|state| state != "Disabled");
+        if preserves && old.is_some_and(|old| changes_disks(pool, old)) {
+            warnings.push(format!(
+                "{ROOT}.dataVolumeTemplates: VMs that exist keep their disks, because scaleInStrategy preserves their \
+                 state: give a template and its volumes another name to get new disks"
+            ));
+        }
     }
     warnings
+}
+
+/// Returns true if a template of DataVolumes differs from the former one of its name.
+fn changes_disks(pool: &VirtualMachinePoolSpec, old: &VirtualMachinePoolSpec) -> bool {
+    let (present, former) = (&pool.virtual_machine_template.spec, &old.virtual_machine_template.spec);
+    present.iter().flat_map(|vm| &vm.data_volume_templates).any(|template| {
+        let mut former = former.iter().flat_map(|vm| &vm.data_volume_templates);
+        former.any(|former| former.metadata.name == template.metadata.name && !semantic::equal(former, template))
+    })
 }
 
 fn old_pool(context: &Context<'_>) -> Result<Option<VirtualMachinePool>, Interrupt> {
@@ -396,6 +412,29 @@ mod tests {
         {
             let pool = pool(json!({"scaleInStrategy": {strategy: {"statePreservation": state}}}));
             assert_eq!(warnings(&pool, None).len(), number, "{strategy} {state}");
+        }
+    }
+
+    #[test]
+    fn warning_says_that_preserved_disks_stay() {
+        let of = |state: &str, name: &str, size: &str| {
+            let storage = json!({"resources": {"requests": {"storage": size}}});
+            let template = json!({"metadata": {"name": name}, "spec": {"source": {"blank": {}}, "storage": storage}});
+            pool(json!({
+                "scaleInStrategy": {"proactive": {"statePreservation": state}},
+                "virtualMachineTemplate": {"spec": {"dataVolumeTemplates": [template]}},
+            }))
+        };
+        let old = of("Offline", "disk", "1Gi");
+        for (state, name, size, is_warned) in [
+            ("Offline", "disk", "2Gi", true),
+            ("Offline", "disk", "1Gi", false),
+            ("Offline", "other", "2Gi", false),
+            ("Disabled", "disk", "2Gi", false),
+        ] {
+            let found = warnings(&of(state, name, size), Some(&old));
+            let is_found = found.iter().any(|warning| warning.contains("VMs that exist keep their disks"));
+            assert_eq!(is_found, is_warned, "{state} {name} {size} {found:?}");
         }
     }
 

@@ -80,7 +80,6 @@ impl<'a> Changes<'a> {
         let may_go = |member: &Member| !preserves(pool) || is_held_by_pool(&member.vm);
         let rolled =
             if update::is_proactive(pool) { update::rolled(observed, &current, &kept, &template) } else { Vec::new() };
-        let rolled = rolled.into_iter().filter(|(member, roll)| *roll != Roll::Replace || may_go(member));
         let numbered =
             outdated.into_iter().filter_map(|member| Some((member, manifest::index(&observed.pool, &member.vm)?)));
         let updated: Vec<(&Member, u32)> = numbered.take(BURST).collect();
@@ -92,7 +91,7 @@ impl<'a> Changes<'a> {
             created,
             deleted: failing.into_iter().chain(surplus).filter(|member| may_go(member)).take(BURST).collect(),
             updated,
-            rolled: rolled.take(BURST).collect(),
+            rolled: rolled.into_iter().take(BURST).collect(),
             pruned: unused(observed, Some(revision.as_str()).filter(|_| is_needed)),
             is_recorded: recorded.is_some(),
             is_lost,

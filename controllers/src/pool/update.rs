@@ -9,10 +9,10 @@ use api::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
 
-use super::{Member, Observed, selection::select, wanted_replicas};
+use super::{Member, Observed, preservation::preserves, selection::select, wanted_replicas};
 use crate::{
     resources::pool_revisions::PoolTemplate,
-    runtime::{Effect, Kind},
+    runtime::{Effect, Event, Kind},
 };
 
 /// How a VMI of a former template is handled.
@@ -20,6 +20,8 @@ use crate::{
 pub(super) enum Roll {
     /// Nothing that it depends on has changed: only its label.
     Relabel,
+    /// Only templates of disks have changed, and its disks stay: its label, without an event that reports an update.
+    KeepDisks,
     /// It is started again.
     Restart,
     /// The VM is deleted and created again, with disks from the new templates.
@@ -58,7 +60,7 @@ pub(super) fn rolled<'a>(
     for member in current {
         let Some(roll) = roll(observed, member, template) else { continue };
         // A VM that is down already is updated at once.
-        if roll != Roll::Relabel && member.is_available() {
+        if matches!(roll, Roll::Restart | Roll::Replace) && member.is_available() {
             if budget == 0 {
                 continue;
             }
@@ -92,8 +94,12 @@ fn roll(observed: &Observed, member: &Member, template: &PoolTemplate) -> Option
     }
     let former = member.vmi_revision().and_then(|name| template_of(observed, name));
     let roll = match former {
-        Some(former) if former.data_volumes != template.data_volumes => Roll::Replace,
+        Some(former) if former.data_volumes != template.data_volumes && !preserves(&observed.pool.spec) => {
+            Roll::Replace
+        }
         Some(former) if former.vmi != template.vmi => Roll::Restart,
+        // A VM that takes its place would use the same disks.
+        Some(former) if former.data_volumes != template.data_volumes => Roll::KeepDisks,
         Some(_) => Roll::Relabel,
         // Without a record the VM controller knows better, once it has seen the change.
         None if !is_observed(&member.vm) => return None,
@@ -126,7 +132,7 @@ pub(super) fn write(observed: &Observed, member: &Member, roll: Roll) -> Result<
     let vm = &*member.vm;
     let effect = match roll {
         Roll::Replace => Some(Effect::delete(Kind::VirtualMachine, &vm.metadata)),
-        Roll::Relabel => {
+        Roll::Relabel | Roll::KeepDisks => {
             let patch = json!({"metadata": {"labels": {label::POOL_REVISION: member.revision()}}});
             Some(Effect::merge(Kind::Instance, &vmi.metadata, patch))
         }
@@ -147,6 +153,11 @@ pub(super) fn write(observed: &Observed, member: &Member, roll: Roll) -> Result<
     let path = member.path();
     let updated = format!("Successfully updated resource {path}");
     let failed = format!("Error updating resource {path}: {{error}}");
+    let regarding = Kind::Pool.reference(&observed.pool.metadata);
+    if roll == Roll::KeepDisks {
+        let failed = Event::warning(regarding, event::FAILED_UPDATE, failed);
+        return Ok(effect.map(|effect| effect.on_failure(failed)));
+    }
     let (done, refused) = ((event::SUCCESSFUL_DELETE, updated), (event::FAILED_UPDATE, failed));
-    Ok(effect.map(|effect| effect.reported(Kind::Pool.reference(&observed.pool.metadata), done, refused)))
+    Ok(effect.map(|effect| effect.reported(regarding, done, refused)))
 }

@@ -99,10 +99,6 @@ fn vm_is_deleted_only_once_its_disks_are_safe() {
     for (change, vm_change) in [
         (json!({"spec": {"replicas": 0}}), json!({})),
         (json!({"spec": {"autohealing": {}}}), failing),
-        (
-            json!({"spec": {"virtualMachineTemplate": {"spec": {"dataVolumeTemplates": [{"metadata": {"name": "x"}, "spec": {}}]}}}}),
-            json!({"metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-2"}}}),
-        ),
     ] {
         for (state, is_held, deletes) in [("Disabled", false, true), ("Offline", true, true), ("Offline", false, false)]
         {

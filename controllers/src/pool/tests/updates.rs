@@ -134,6 +134,31 @@ fn vmi_is_handled_as_its_change_requires() {
 }
 
 #[test]
+fn changed_disks_replace_no_vm_whose_state_is_preserved() {
+    let strategy = json!({"proactive": {"statePreservation": "Offline"}});
+    let preserving = json!({"spec": {"replicas": 1, "scaleInStrategy": strategy}});
+    let mut held = of("p-2");
+    held["metadata"]["finalizers"] = json!(["pool.kubevirt.io/finalizer"]);
+    let mut both = disks();
+    json_patch::merge(&mut both, &guest_memory());
+    for (change, expected, is_reported) in [
+        (disks(), "patch VirtualMachineInstance p-0 metadata:labels", false),
+        (both, "delete VirtualMachineInstance p-0", true),
+    ] {
+        let observed = changed(&change, &preserving, vec![member(0, &held, &of("p-1"))]);
+        let mut found = lines(&observed);
+        found.retain(|line| !line.starts_with("delete ControllerRevision"));
+        assert_eq!(found, [expected]);
+        let reported = decide(&observed).unwrap().effects.iter().any(|effect| match effect {
+            Effect::Patch { kind: Kind::Instance, options, .. }
+            | Effect::Delete { kind: Kind::Instance, options, .. } => options.success.is_some(),
+            _ => false,
+        });
+        assert_eq!(reported, is_reported, "{change}");
+    }
+}
+
+#[test]
 fn never_more_vms_are_down_than_permitted() {
     let down = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}, "metadata": {"labels": {"kubevirt.io/vm-pool-revision-name": "p-1"}}});
     let current =
