@@ -49,7 +49,7 @@ pub(super) struct Changes<'a> {
     revision: String,
     /// It exists.
     is_recorded: bool,
-    /// VMs or VMIs have its name although it does not exist.
+    /// VMs or VMIs have its name although it does not exist, and its creation is due.
     is_lost: bool,
     /// Time of the next look at VMs that fail.
     wake: Option<Duration>,
@@ -214,8 +214,13 @@ fn recorded<'a>(observed: &'a Observed, template: &PoolTemplate) -> Option<&'a s
     same.max_by_key(|revision| revision.generation)?.metadata.name.as_deref()
 }
 
-/// Returns true if a VM or VMI has the name of a revision that the pool lacks.
+/// Returns true if a VM or VMI has the name of a revision that the pool lacks, unless its creation was tried a short time ago.
 fn is_lost(observed: &Observed, owned: &[&Member], name: &str) -> bool {
+    // A refusal has times of its own.
+    let is_refused = observed.failure.as_ref().is_some_and(|failure| failure.reason == event::FAILED_UPDATE);
+    if observed.is_tried && !is_refused {
+        return false;
+    }
     let is_own = observed.revisions.iter().any(|known| known.metadata.name.as_deref() == Some(name));
     !is_own && owned.iter().any(|member| [member.revision(), member.vmi_revision()].contains(&Some(name)))
 }

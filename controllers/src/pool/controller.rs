@@ -1,12 +1,17 @@
 //! The pool controller: its watches and observations.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use api::{
     Condition, VirtualMachine, VirtualMachineInstance, VirtualMachinePool,
     constants::{condition, label},
     owner,
 };
+use daemon::lock;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{BURST, Member, Observed, changes::revision_name, manifest, preservation::preserves, wanted_replicas};
@@ -18,11 +23,33 @@ use crate::{
         pools::{controlling_pool, controls},
         vms::{VmIndex, claim_names, data_volume_names, is_held_by_pool},
     },
-    runtime::{Attempt, Controller, Decision, Needs, Wake},
+    runtime::{Attempt, Controller, Decision, Effect, Kind, Needs, Wake},
 };
 
+/// Time in which a missing record is not tried again. Its name may be that of one without our label, which no watch shows.
+const RECORD_PAUSE: SignedDuration = SignedDuration::from_secs(60);
+
 /// The controller of VirtualMachinePools.
-pub(crate) struct Pools;
+#[derive(Default)]
+pub(crate) struct Pools {
+    /// Name and time of the last record that was to be created, by UID of the pool.
+    tried: Mutex<BTreeMap<String, (String, Timestamp)>>,
+}
+
+impl Pools {
+    /// Returns true if the record of the present template was to be created a short time ago.
+    pub(super) fn has_tried(&self, pool: &VirtualMachinePool, now: Timestamp) -> bool {
+        let tried = lock(&self.tried);
+        let known = tried.get(pool.metadata.uid.as_deref().unwrap_or_default());
+        known.is_some_and(|(name, time)| *name == revision_name(pool) && now.duration_since(*time) < RECORD_PAUSE)
+    }
+
+    fn remember(&self, pool: &VirtualMachinePool, now: Timestamp) {
+        let mut tried = lock(&self.tried);
+        tried.retain(|_, (_, time)| now.duration_since(*time) < RECORD_PAUSE);
+        tried.insert(pool.metadata.uid.clone().unwrap_or_default(), (revision_name(pool), now));
+    }
+}
 
 /// Returns the key of the pool that controls an object.
 fn pool_of(metadata: &ObjectMeta) -> Option<Key> {
@@ -123,6 +150,7 @@ impl Controller for Pools {
             free: free(caches, &pool, wanted_replicas(&pool.spec).saturating_sub(members.len())),
             revisions: revisions.into_iter().filter(|known| owner::is_controlled_by(&known.metadata, &*pool)).collect(),
             left: left.filter(|known| is_left(&pool, &known.metadata)),
+            is_tried: self.has_tried(&pool, attempt.now),
             members,
             data_volumes,
             claims,
@@ -133,7 +161,13 @@ impl Controller for Pools {
     }
 
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
-        super::decide(observed)
+        let decision = super::decide(observed)?;
+        let records = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::ControllerRevision, .. });
+        // One that waits for that of a former pool is tried again soon.
+        if observed.left.is_none() && decision.effects.iter().any(records) {
+            self.remember(&observed.pool, observed.now);
+        }
+        Ok(decision)
     }
 }
 

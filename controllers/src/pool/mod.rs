@@ -111,6 +111,8 @@ pub(crate) struct Observed {
     pub revisions: Vec<Arc<PoolRevision>>,
     /// Record of a former pool of this name that has the name of the next one.
     pub left: Option<Arc<PoolRevision>>,
+    /// The next record was to be created a short time ago.
+    pub is_tried: bool,
     /// DataVolumes of VMs that wait for their disks to be detached.
     pub data_volumes: Vec<Arc<DataVolume>>,
     /// Claims of these VMs.

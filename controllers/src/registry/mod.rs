@@ -46,7 +46,7 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Vmis::new(setup)),
         runner(setup, Migrations::new(setup)),
         runner(setup, ReplicaSets::new()),
-        runner(setup, Pools),
+        runner(setup, Pools::default()),
         runner(setup, HeldVms),
         runner(setup, Restores),
         runner(setup, Clones),

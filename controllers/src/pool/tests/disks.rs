@@ -96,10 +96,9 @@ fn disks_are_detached_before_their_vm_goes() {
 #[test]
 fn vm_is_deleted_only_once_its_disks_are_safe() {
     let failing = json!({"status": {"startFailure": {"consecutiveFailCount": 3}}});
-    for (change, vm_change) in [
-        (json!({"spec": {"replicas": 0}}), json!({})),
-        (json!({"spec": {"autohealing": {}}}), failing),
-    ] {
+    for (change, vm_change) in
+        [(json!({"spec": {"replicas": 0}}), json!({})), (json!({"spec": {"autohealing": {}}}), failing)]
+    {
         for (state, is_held, deletes) in [("Disabled", false, true), ("Offline", true, true), ("Offline", false, false)]
         {
             let mut settings = preserving(state);

@@ -86,6 +86,7 @@ fn observed(pool: VirtualMachinePool, members: Vec<Member>) -> Observed {
         free: (0..).filter(|index| !taken.contains(index)).take(missing).collect(),
         revisions: vec![revision("p-1", 1, &pool.spec)],
         left: None,
+        is_tried: false,
         pool: Arc::new(pool),
         members,
         data_volumes: vec![],

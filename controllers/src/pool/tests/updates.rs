@@ -1,6 +1,9 @@
 //! Changes of the template.
 
+use jiff::SignedDuration;
+
 use super::*;
+use crate::runtime::Controller;
 
 /// The label of another revision.
 fn of(name: &str) -> Value {
@@ -216,6 +219,27 @@ fn missing_record_is_made_while_an_object_names_it() {
         observed.revisions.clear();
         assert_eq!(lines(&observed).contains(&creation), [vm, vmi].contains(&"p-1"), "{vm} {vmi}");
     }
+}
+
+#[test]
+fn record_whose_name_is_taken_is_tried_once_a_minute() {
+    let settings = json!({"spec": {"replicas": 1, "updateStrategy": {"unmanaged": {}}}});
+    let (mut observed, pools) = (observed(pool(&settings), running(&[0])), Pools::default());
+    observed.revisions.clear();
+    for (seconds, is_made) in [(0, true), (59, false), (60, true), (61, false)] {
+        observed.now = now().checked_add(SignedDuration::from_secs(seconds)).unwrap();
+        observed.is_tried = pools.has_tried(&observed.pool, observed.now);
+        let decision = pools.decide(&observed).unwrap();
+        let is_record = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::ControllerRevision, .. });
+        assert_eq!(decision.effects.iter().any(is_record), is_made, "{seconds}");
+    }
+    // A refusal is shown until it is tried again.
+    observed.failure = failure("FailedUpdate");
+    assert_eq!(status(&observed)["conditions"][0]["type"], "ReplicaFailure");
+    observed.failure = None;
+    // Another revision.
+    Arc::make_mut(&mut observed.pool).metadata.generation = Some(2);
+    assert!(!pools.has_tried(&observed.pool, observed.now));
 }
 
 #[test]
