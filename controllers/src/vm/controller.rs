@@ -96,8 +96,9 @@ impl Controller for Vms {
             Some(Key::beside(metadata, vm.name.clone()))
         });
         let (woken, vms) = (wake.clone(), caches.vms.clone());
-        caches.revisions.listen(move |(_, present)| {
-            let Some(revision) = present else { return };
+        caches.revisions.listen(move |(former, present)| {
+            // One that is gone may be made again.
+            let Some(revision) = present.or(former) else { return };
             // Most copies belong to one VM. Any VM can name a copy that a user created.
             match owner::controller_of_kind::<VirtualMachine>(&revision.metadata) {
                 Some(owner) => {

@@ -149,7 +149,8 @@ fn keep(
         Lookup::Object(..) => effect,
         _ => effect.or_existing(),
     };
-    decision.effects.extend(left.map(|left| Effect::delete(Kind::ControllerRevision, left)));
+    let deletion = left.map(|left| Effect::delete(Kind::ControllerRevision, left).refused_as(event::FAILED_CREATE));
+    decision.effects.extend(deletion);
     decision.push(effect.on_failure(Event::warning(
         Kind::VirtualMachine.reference(&vm.metadata),
         event::FAILED_CREATE,
