@@ -97,7 +97,7 @@ impl Controller for Clones {
             snapshot,
             content,
             restore,
-            failure: attempt.failure.cloned(),
+            failure: attempt.failures.newest().cloned(),
             now: attempt.now,
             clone,
         })

@@ -79,7 +79,7 @@ impl Controller for Evacuations {
             is_migrated: caches.migrations.count_by(&MigrationIndex::UnfinishedOfVmi(attempt.key.clone())) > 0,
             active_pods: caches.pods_of(&vmi).iter().filter(|pod| !pod.is_down()).count(),
             config,
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
             vmi,
         })

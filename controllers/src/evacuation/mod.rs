@@ -22,7 +22,7 @@ pub(crate) use self::controller::Evacuations;
 use crate::{
     migration::{Origin, migration_of},
     resources::vmis::node_name,
-    runtime::{Decision, Effect, Failure, Kind},
+    runtime::{Decision, Effect, Failures, Kind},
 };
 
 /// Wait for the end of a pod that a former migration left behind, which changes the VMI in general.
@@ -40,8 +40,8 @@ pub(crate) struct Observed {
     pub active_pods: usize,
     /// Configuration in force.
     pub config: Arc<ClusterConfig>,
-    /// The last write for it that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for it that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -75,7 +75,7 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
         decision.wake(POD_ENDS);
         return Ok(decision);
     }
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         return Ok(decision);
     }
     let migration = migration_of(vmi, Origin::Evacuation { node });

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::runtime::Failure;
 
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
@@ -25,7 +26,15 @@ fn vmi(change: &Value) -> VirtualMachineInstance {
 
 fn observed(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> Observed {
     let (vmi, config) = (Arc::new(vmi.clone()), Arc::new(config.clone()));
-    Observed { vmi, is_drained: false, is_migrated: false, active_pods: 1, config, failure: None, now: now() }
+    Observed {
+        vmi,
+        is_drained: false,
+        is_migrated: false,
+        active_pods: 1,
+        config,
+        failures: Failures::default(),
+        now: now(),
+    }
 }
 
 fn migrations(decision: &Decision) -> Vec<&Value> {
@@ -96,7 +105,7 @@ fn one_migration_at_a_time_is_created() {
         retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
         attempts: 1,
     };
-    let decision = decide(&Observed { failure: Some(failure.clone()), ..observed(&vmi, &config) }).unwrap();
+    let decision = decide(&Observed { failures: Some(failure.clone()).into(), ..observed(&vmi, &config) }).unwrap();
     assert_eq!((decision.effects.len(), decision.wake_after), (0, Some(Duration::from_secs(10))));
 }
 

@@ -106,7 +106,7 @@ impl Controller for Importer {
             percent: progress,
             image: self.image.clone(),
             pull_policy: self.config.current().image_pull_policy.clone(),
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
             volume,
         })

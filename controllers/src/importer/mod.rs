@@ -52,7 +52,7 @@ use crate::{
         claim_facts::ClaimWarning, claims::CachedClaim, import_pods::CachedImportPod,
         storage_classes::CachedStorageClass, storage_profiles::CachedStorageProfile,
     },
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failure, Failures, Kind},
 };
 
 /// Time after which a claim that cannot be rendered is tried again: a class may have appeared.
@@ -91,8 +91,8 @@ pub(crate) struct Observed {
     pub image: String,
     /// When kubelet pulls it.
     pub pull_policy: String,
-    /// The last write that was refused.
-    pub failure: Option<Failure>,
+    /// The writes that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -175,7 +175,7 @@ impl Observed {
 
     /// Returns a refusal that is remembered, with the condition's reason for it.
     fn refusal(&self, write: &str, or: &'static str) -> Option<(&Failure, Fact)> {
-        let failure = self.failure.as_ref().filter(|failure| failure.reason == write)?;
+        let failure = self.failures.of(write)?;
         let reason = if failure.message.contains("exceeded quota") { reason::QUOTA } else { or };
         Some((failure, Fact::no(reason, failure.message.clone())))
     }

@@ -38,7 +38,7 @@ fn observed(change: &Value) -> Observed {
         percent: None,
         image: "importer:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
-        failure: None,
+        failures: Failures::default(),
         now: at(100),
     }
 }
@@ -351,7 +351,7 @@ fn refused_write_shows_and_is_repeated_later() {
     let failure =
         |reason, message: &str, retry_at| Failure { reason, message: message.to_owned(), retry_at, attempts: 1 };
     for (message, shows) in [("exceeded quota: q", "ErrExceededQuota"), ("invalid", "ErrClaimNotValid")] {
-        let blocked = Observed { failure: Some(failure(CLAIM, message, at(103))), ..observed(&begun()) };
+        let blocked = Observed { failures: Some(failure(CLAIM, message, at(103))).into(), ..observed(&begun()) };
         let step = next(&blocked).unwrap().unwrap();
         let bound = step.shown.clone().unwrap().bound;
         assert_eq!(
@@ -359,11 +359,12 @@ fn refused_write_shows_and_is_repeated_later() {
             (shows, message, "Pending")
         );
         assert_eq!((step.before.len(), step.wake), (0, Some(Duration::from_secs(3))));
-        let due = Observed { failure: Some(failure(CLAIM, message, at(99))), ..observed(&begun()) };
+        let due = Observed { failures: Some(failure(CLAIM, message, at(99))).into(), ..observed(&begun()) };
         assert_eq!(writes(&decide(&due).unwrap())[0], "create persistentvolumeclaims");
     }
     let claim = claim("Bound", &json!({}));
-    let pod = Observed { claim, failure: Some(failure(POD, "exceeded quota: q", at(103))), ..observed(&begun()) };
+    let failures = Some(failure(POD, "exceeded quota: q", at(103))).into();
+    let pod = Observed { claim, failures, ..observed(&begun()) };
     let fact = next(&pod).unwrap().unwrap().shown.unwrap().running.unwrap();
     assert_eq!(
         (fact.reason.as_str(), fact.message.as_str()),

@@ -240,7 +240,7 @@ impl Controller for Migrations {
             pods,
             launcher_images: self.launcher_images.clone(),
             config,
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             silence: None,
             now: attempt.now,
             vmi,

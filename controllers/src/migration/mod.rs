@@ -48,7 +48,7 @@ use crate::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, nodes::CachedNode,
         pod_warnings::PodWarning, pods::CachedPod, policies::CachedPolicy, recoveries::CachedRecovery, vmis::node_name,
     },
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failure, Failures, Kind},
     vmi::present_pod,
 };
 
@@ -107,8 +107,8 @@ pub(crate) struct Observed {
     pub config: Arc<ClusterConfig>,
     /// Launcher images of this installation.
     pub launcher_images: LauncherImages,
-    /// The last write for the migration that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for the migration that were refused.
+    pub failures: Failures,
     /// Time since the last sign of life of virt-handler in phase Running, if there was one.
     pub silence: Option<Duration>,
     /// The current time.
@@ -158,12 +158,12 @@ impl Observed {
 
     /// Returns the refusal of a write with this reason.
     fn refusal(&self, reason: &str) -> Option<&Failure> {
-        self.failure.as_ref().filter(|failure| failure.reason == reason)
+        self.failures.of(reason)
     }
 
     /// Returns true if a refused write must wait, and sets the wake-up.
     fn must_wait(&self, reason: &str, decision: &mut Decision) -> bool {
-        decision.must_wait(self.failure.as_ref(), reason, self.now)
+        decision.must_wait(&self.failures, reason, self.now)
     }
 }
 

@@ -112,7 +112,7 @@ impl<'a> Changes<'a> {
     }
 
     /// Adds the writes. A refused one waits, and the other kinds continue. When they are refused, too, all wait, and the kind that was
-    /// refused last comes last: only one refusal is remembered, and two kinds in turns would never wait.
+    /// refused last comes last: only the last refusal is looked at, and two kinds in turns would hardly wait.
     pub(super) fn carry_out(
         &self,
         observed: &Observed,

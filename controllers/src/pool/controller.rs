@@ -154,7 +154,7 @@ impl Controller for Pools {
             members,
             data_volumes,
             claims,
-            failure: attempt.failure.cloned(),
+            failure: attempt.failures.newest().cloned(),
             now: attempt.now,
             pool,
         })

@@ -122,7 +122,7 @@ impl Controller for Restores {
             claims,
             snapshot,
             content,
-            failure: attempt.failure.cloned(),
+            failure: attempt.failures.newest().cloned(),
             now: attempt.now,
             restore,
         })

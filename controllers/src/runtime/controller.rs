@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{
-    decision::{Decision, Failure},
+    decision::{Decision, Failures},
     queue::Queue,
 };
 use crate::{
@@ -99,8 +99,8 @@ pub(crate) struct ConfigChange {
 pub(crate) struct Attempt<'a> {
     /// The key.
     pub key: &'a Key,
-    /// The last write for the key that was refused.
-    pub failure: Option<&'a Failure>,
+    /// The writes for the key that were refused.
+    pub failures: &'a Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -120,7 +120,7 @@ struct Placement {
 #[derive(Clone, Default)]
 pub(crate) struct Wake {
     pub(super) queue: Arc<Queue<Key>>,
-    failures: Arc<Mutex<HashMap<Key, Failure>>>,
+    failures: Arc<Mutex<HashMap<Key, Failures>>>,
     seeds: Arc<Mutex<Vec<Seed>>>,
     /// `None`: all keys are in the shard of the leader.
     placement: Option<Placement>,
@@ -257,15 +257,16 @@ impl Wake {
         keys
     }
 
-    pub(super) fn failure(&self, key: &Key) -> Option<Failure> {
-        self.failures().get(key).cloned()
+    /// Returns the refusals of a key.
+    pub(super) fn failures_of(&self, key: &Key) -> Failures {
+        self.failures().get(key).cloned().unwrap_or_default()
     }
 
-    pub(super) fn failures(&self) -> MutexGuard<'_, HashMap<Key, Failure>> {
+    pub(super) fn failures(&self) -> MutexGuard<'_, HashMap<Key, Failures>> {
         lock(&self.failures)
     }
 
-    /// Forgets the refusal of a key.
+    /// Forgets the refusals of a key.
     pub(super) fn forget(&self, key: &Key) {
         self.failures().remove(key);
     }

@@ -34,6 +34,50 @@ impl Failure {
     }
 }
 
+/// The refused writes of a key, one for each reason: those that are refused in turns wait for times of their own. The newest is last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failures(Vec<Failure>);
+
+impl Failures {
+    /// Returns the refusal of the writes with this reason.
+    #[must_use]
+    pub(crate) fn of(&self, reason: &str) -> Option<&Failure> {
+        self.0.iter().find(|failure| failure.reason == reason)
+    }
+
+    /// Returns the last refusal.
+    #[must_use]
+    pub(crate) fn newest(&self) -> Option<&Failure> {
+        self.0.last()
+    }
+
+    /// Returns true if no write was refused.
+    #[must_use]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a refusal in place of the former one with its reason.
+    pub(super) fn add(&mut self, failure: Failure) {
+        self.remove(&[failure.reason]);
+        self.0.push(failure);
+    }
+
+    /// Removes the refusals with these reasons. Returns true if there were any.
+    pub(super) fn remove(&mut self, reasons: &[&str]) -> bool {
+        let count = self.0.len();
+        self.0.retain(|failure| !reasons.contains(&failure.reason));
+        self.0.len() < count
+    }
+}
+
+#[cfg(test)]
+impl From<Option<Failure>> for Failures {
+    fn from(failure: Option<Failure>) -> Self {
+        Self(failure.into_iter().collect())
+    }
+}
+
 /// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Decision {
@@ -62,8 +106,8 @@ impl Decision {
     }
 
     /// Returns true if a write that was refused for this reason must not be repeated yet. The key is reconciled then.
-    pub(crate) fn must_wait(&mut self, failure: Option<&Failure>, reason: &str, now: Timestamp) -> bool {
-        let blocking = failure.filter(|failure| failure.reason == reason && failure.blocks(now));
+    pub(crate) fn must_wait(&mut self, failures: &Failures, reason: &str, now: Timestamp) -> bool {
+        let blocking = failures.of(reason).filter(|failure| failure.blocks(now));
         if let Some(failure) = blocking {
             self.wake(failure.remaining(now));
         }

@@ -28,7 +28,7 @@ mod tests;
 
 pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Needs, Wake},
-    decision::{Decision, Failure},
+    decision::{Decision, Failure, Failures},
     effect::{
         DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, has_finalizer,
     },

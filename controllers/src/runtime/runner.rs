@@ -121,9 +121,9 @@ impl<C: Controller> Runner<C> {
 
     /// Returns true when the key must be reconciled again soon.
     async fn reconcile(&self, key: &Key, executor: &Executor) -> bool {
-        let failure = self.wake.failure(key);
+        let failures = self.wake.failures_of(key);
         let started = std::time::Instant::now();
-        let attempt = Attempt { key, failure: failure.as_ref(), now: Timestamp::now() };
+        let attempt = Attempt { key, failures: &failures, now: Timestamp::now() };
         let Some(observed) = self.controller.observe(&self.caches, &attempt) else {
             self.wake.forget(key);
             if C::COUNTS_SYNCS {
@@ -176,14 +176,18 @@ impl<C: Controller> Runner<C> {
         match outcome {
             Outcome::Done { succeeded } => {
                 // Only the success of the refused write proves that its cause is gone.
-                if failures.get(key).is_some_and(|failure| succeeded.contains(&failure.reason)) {
-                    failures.remove(key);
+                let Some(known) = failures.get_mut(key) else { return false };
+                if known.remove(succeeded) {
                     self.wake.queue.add(key.clone());
+                }
+                if known.is_empty() {
+                    failures.remove(key);
                 }
                 false
             }
-            Outcome::Refused { reason: Some(reason), message } => {
-                let attempts = failures.get(key).map_or(0, |failure| failure.attempts).saturating_add(1);
+            Outcome::Refused { reason: Some(reason), message, succeeded } => {
+                let known = failures.entry(key.clone()).or_default();
+                let attempts = known.of(reason).map_or(0, |failure| failure.attempts).saturating_add(1);
                 let wait = backoff::pause(RETRY, attempts);
                 let failure = Failure {
                     reason,
@@ -191,7 +195,8 @@ impl<C: Controller> Runner<C> {
                     retry_at: Timestamp::now().checked_add(wait).unwrap_or(Timestamp::MAX),
                     attempts,
                 };
-                failures.insert(key.clone(), failure);
+                known.remove(succeeded);
+                known.add(failure);
                 // At once, so that the refusal shows in the status. The decision delays the write itself.
                 self.wake.queue.add(key.clone());
                 false
@@ -260,7 +265,7 @@ impl<C: Controller> Run for Runner<C> {
     fn observe_queued(&self) -> usize {
         let mut count = 0;
         while let Some(taken) = self.wake.queue.pop() {
-            let attempt = Attempt { key: &taken.key, failure: None, now: Timestamp::now() };
+            let attempt = Attempt { key: &taken.key, failures: &Default::default(), now: Timestamp::now() };
             let _ = self.controller.observe(&self.caches, &attempt);
             self.wake.queue.done(&taken.key, false);
             count += 1;

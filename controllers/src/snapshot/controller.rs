@@ -107,7 +107,7 @@ impl Controller for Snapshots {
             vmi,
             content,
             volumes,
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
         })
     }

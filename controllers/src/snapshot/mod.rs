@@ -38,7 +38,7 @@ pub(crate) use self::{
 };
 use crate::{
     data_volumes::DataVolumes,
-    runtime::{Decision, Effect, Event, Failure, Kind, has_finalizer},
+    runtime::{Decision, Effect, Event, Failures, Kind, has_finalizer},
     vm_lease,
 };
 
@@ -61,8 +61,8 @@ pub(crate) struct Observed {
     pub data_volumes: DataVolumes,
     /// A restore in place has begun: the content of claims that it replaces is in the snapshot only.
     pub is_in_use: bool,
-    /// The last write for this snapshot that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for this snapshot that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -196,7 +196,7 @@ fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
 }
 
 fn create_content(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) {
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_SNAPSHOT_CONTENT_CREATE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_SNAPSHOT_CONTENT_CREATE, observed.now) {
         return;
     }
     let regarding = || Kind::VmSnapshot.reference(&observed.snapshot.metadata);

@@ -92,7 +92,7 @@ fn observed(
         volumes: vec![volume(&json!({}), &[])],
         data_volumes: DataVolumes::default(),
         is_in_use: false,
-        failure: None,
+        failures: Failures::default(),
         now: now(),
     }
 }

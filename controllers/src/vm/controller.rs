@@ -163,7 +163,7 @@ impl Controller for Vms {
             restores: restores.unwrap_or_default(),
             destinations: volume_migration::destinations(caches, &vm),
             config: self.config.current(),
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
             vm,
         })

@@ -244,7 +244,7 @@ fn hindrance(observed: &Observed, known: &Hibernation) -> Option<String> {
 
 /// Returns the last write for a hibernation that was refused.
 fn refused(observed: &Observed) -> Option<&Failure> {
-    observed.failure.as_ref().filter(|failure| failure.reason == FAILED)
+    observed.failures.of(FAILED)
 }
 
 /// Returns the time that is left to begin a save, for which its claim is made, bound and attached. `None`: it has begun, or ended.
@@ -352,7 +352,7 @@ fn carry_out(
             decision.wake(left);
         }
     }
-    if decision.must_wait(refused, FAILED, observed.now) {
+    if decision.must_wait(&observed.failures, FAILED, observed.now) {
         return Ok(Some(same));
     }
     match known.phase {

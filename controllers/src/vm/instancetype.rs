@@ -137,7 +137,7 @@ fn keep(
         Lookup::Revision(_) | Lookup::Unnamed | Lookup::Missing(_) => (None, ""),
     };
     let Some(copy) = copy else { return Ok(Some(kept)) };
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         return Ok(status_ref(vm, role).cloned());
     }
     let name = copy.metadata.name.clone().unwrap_or_default();

@@ -87,7 +87,7 @@ pub(super) fn update(
         return Ok(refused);
     }
     let Some(change) = Effect::change(Kind::Instance, instance, &wanted, None)? else { return Ok(refused) };
-    if !decision.must_wait(observed.failure.as_ref(), FAILED_UPDATE, observed.now) {
+    if !decision.must_wait(&observed.failures, FAILED_UPDATE, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
         let message = "Error updating the virtual machine instance: {error}";
         decision.push(change.on_failure(Event::warning(regarding, FAILED_UPDATE, message)));
@@ -210,7 +210,7 @@ fn change_spec(
     decision: &mut Decision,
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(change) = Effect::change(Kind::Instance, instance, wanted, None)? else { return Ok(None) };
-    if !decision.must_wait(observed.failure.as_ref(), reason, observed.now) {
+    if !decision.must_wait(&observed.failures, reason, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
         decision.push(change.on_failure(Event::warning(regarding, reason, format!("{context}: {{error}}"))));
     }

@@ -158,7 +158,7 @@ pub(super) fn update(
     }
     let in_template = has(template, claim);
     let next = next(request, in_template, vmi, &Time(observed.now));
-    if decision.must_wait(observed.failure.as_ref(), FAILED, observed.now) {
+    if decision.must_wait(&observed.failures, FAILED, observed.now) {
         return Ok(());
     }
     let failed = || {

@@ -55,7 +55,7 @@ use self::{
 use crate::{
     owned_vmis::{adopt, create_vmi, delete_vmi},
     resources::{claims::CachedClaim, pod_warnings, start_revisions::StartRevision},
-    runtime::{Decision, Effect, Event, Failure, Kind, has_finalizer},
+    runtime::{Decision, Effect, Event, Failures, Kind, has_finalizer},
     vm_lease, volume_migration,
 };
 
@@ -96,8 +96,8 @@ pub(crate) struct Observed {
     pub destinations: crate::data_volumes::DataVolumes,
     /// The cluster's configuration.
     pub config: Arc<ClusterConfig>,
-    /// The last write for this VM that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for this VM that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -370,7 +370,7 @@ fn start_instance(
             return Ok(Some(error));
         }
     };
-    if !decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+    if !decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         let regarding = Kind::VirtualMachine.reference(&vm.metadata);
         let creation = create_vmi(vm.metadata.namespace.as_deref(), &instance, regarding)?;
         // The record names the DataVolumes that hold data of the VM, so that it comes first if there are any. Otherwise the VMI does not
@@ -388,13 +388,13 @@ fn start_instance(
 
 /// Returns the trace of the VM for its first VMI. Later starts are traces of their own.
 fn trace(observed: &Observed) -> Option<TraceParent> {
-    let is_first = observed.starts.is_empty() || observed.failure.is_some();
+    let is_first = observed.starts.is_empty() || !observed.failures.is_empty();
     TraceParent::of_new(&observed.vm.metadata, observed.now).filter(|_| is_first)
 }
 
-/// Returns the error of the last refused write, if it was for this reason.
+/// Returns the error of the last refused write with this reason.
 fn blocked(observed: &Observed, reason: &str, context: &str) -> Option<SyncError> {
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason)?;
+    let failure = observed.failures.of(reason)?;
     Some(SyncError::new(reason, format!("{context}: {}", failure.message)))
 }
 
@@ -402,7 +402,7 @@ fn delete_instance(observed: &Observed, instance: &VirtualMachineInstance, decis
     if instance.is_deleting() {
         return;
     }
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_DELETE, observed.now) {
         return;
     }
     decision.push(delete_vmi(instance, || Kind::VirtualMachine.reference(&observed.vm.metadata)));

@@ -23,8 +23,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// for a restore that is about to be complete: the write that makes the VM its owner may be on its way. One that is not as far fails: if it
 /// did not see the deletion, it would make the VM again.
 pub(super) fn release(observed: &Observed, decision: &mut Decision) -> bool {
-    let failure = observed.failure.as_ref();
-    let gives_up = failure.is_some_and(|failure| failure.reason == REFUSED && failure.attempts >= ATTEMPTS);
+    let failure = observed.failures.of(REFUSED);
+    let gives_up = failure.is_some_and(|failure| failure.attempts >= ATTEMPTS);
     let vm = &observed.vm.metadata;
     let kept = || observed.restores.iter().filter(|restore| restore.metadata.deletion_timestamp.is_none());
     if !gives_up {
@@ -40,7 +40,7 @@ pub(super) fn release(observed: &Observed, decision: &mut Decision) -> bool {
             decision.wake(RETRY);
             return false;
         }
-        if decision.must_wait(failure, REFUSED, observed.now) {
+        if decision.must_wait(&observed.failures, REFUSED, observed.now) {
             return false;
         }
     }

@@ -91,7 +91,7 @@ pub(super) fn make_up(
 ) -> Result<(), serde_json::Error> {
     let vm = &*observed.vm;
     let Some(missing) = missing(observed, vmi) else { return Ok(()) };
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         return Ok(());
     }
     let record = match chosen.filter(|_| missing == name(vm)) {

@@ -214,7 +214,7 @@ impl Controller for Vmis {
             launcher_images: self.launcher_images.clone(),
             config,
             ended_for,
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
             instance: vmi,
             pods,

@@ -119,7 +119,7 @@ pub(super) fn delete_pods(observed: &Observed, decision: &mut Decision) {
             decision.wake(left);
             continue;
         }
-        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
+        if decision.must_wait(&observed.failures, event::FAILED_DELETE, observed.now) {
             return;
         }
         let name = pod.metadata.name.as_deref().unwrap_or_default();

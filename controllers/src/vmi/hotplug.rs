@@ -296,7 +296,7 @@ pub(super) fn create_pods(
             decision.wake(left);
             continue;
         }
-        if decision.must_wait(observed.failure.as_ref(), event::FAILED_CREATE, observed.now) {
+        if decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
             return Ok(());
         }
         let render = if triggers { attachment_pod::render_trigger } else { attachment_pod::render };
@@ -374,7 +374,7 @@ pub(super) fn delete_pods(
         if is_needed {
             continue;
         }
-        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
+        if decision.must_wait(&observed.failures, event::FAILED_DELETE, observed.now) {
             return;
         }
         let name = pod.metadata.name.as_deref().unwrap_or_default();

@@ -69,7 +69,7 @@ use crate::{
         attachments::CachedAttachment, claims::CachedClaim, networks::CachedNetwork, pod_warnings::PodWarning,
         pods::CachedPod, vmis::is_unstarted,
     },
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failures, Kind},
 };
 
 /// Everything that a decision about a VMI depends on.
@@ -112,8 +112,8 @@ pub(crate) struct Observed {
     pub definitions: Option<BTreeMap<String, Arc<CachedNetwork>>>,
     /// Time since the end of a launcher was seen, if one has ended. The kubelet's times are those of another clock.
     pub ended_for: Option<Duration>,
-    /// The last write for the VMI that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for the VMI that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }

@@ -280,8 +280,8 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
             return Ok(Some(SyncError { reason: reason.to_owned(), message }));
         }
     };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_CREATE);
-    if !decision.must_wait(failure, event::FAILED_CREATE, observed.now) {
+    let failure = observed.failures.of(event::FAILED_CREATE);
+    if !decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         let creation = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?;
         decision.push(creation.under(launcher_pod::pod_names(instance, of)).reported(
             regarding(),
@@ -315,7 +315,7 @@ pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'
     };
     for pod in pods.filter(is_kept) {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        if decision.must_wait(observed.failure.as_ref(), event::FAILED_DELETE, observed.now) {
+        if decision.must_wait(&observed.failures, event::FAILED_DELETE, observed.now) {
             continue;
         }
         decision.push(Effect::delete(Kind::Pod, &pod.metadata).within(grace).reported(
@@ -329,7 +329,7 @@ pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'
 /// Removes pods that are being deleted and whose containers have all ended. kubelet removes a pod only after its volumes are
 /// unmounted, 0.4 s later, and the VM of a restart cannot start before.
 pub(super) fn remove_ended_pods(observed: &Observed, decision: &mut Decision) {
-    let failed = observed.failure.as_ref().is_some_and(|failure| failure.reason == event::FAILED_DELETE);
+    let failed = observed.failures.of(event::FAILED_DELETE).is_some();
     let ended = |pod: &&Arc<CachedPod>| {
         let being_deleted = pod.metadata.deletion_timestamp.is_some() && !pod.has_finalizers;
         being_deleted && pod.all_ended && matches!(pod.phase.as_str(), "Succeeded" | "Failed")

@@ -150,7 +150,7 @@ fn pod_resources(pod: &CachedPod, rendered: ComputeResources, keeps_memory: bool
 
 fn progress(observed: &Observed, pod: &CachedPod, resources: ComputeResources) -> Progress {
     if pod.wanted != resources {
-        let refused = observed.failure.as_ref().filter(|failure| failure.reason == REFUSED);
+        let refused = observed.failures.of(REFUSED);
         return refused.map_or(Progress::Running, |refused| {
             Progress::Held(POD_RESIZE_REFUSED, format!("the launcher pod cannot be resized: {}", refused.message))
         });
@@ -193,7 +193,7 @@ pub(super) fn patch(observed: &Observed, pod: &CachedPod, resources: ComputeReso
     if pod.wanted == resources {
         return;
     }
-    if decision.must_wait(observed.failure.as_ref(), REFUSED, observed.now) {
+    if decision.must_wait(&observed.failures, REFUSED, observed.now) {
         return;
     }
     let amounts = |amounts: Amounts| {

@@ -63,8 +63,8 @@ fn create(
         Some(Err(message)) => return Ok(refused(observed, message.clone(), decision)),
         None => return Ok(closed(reason::BACKEND_STORAGE_NOT_READY, "PVC pending".to_owned())),
     };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason::FAILED_BACKEND_STORAGE_CREATE);
-    if decision.must_wait(failure, reason::FAILED_BACKEND_STORAGE_CREATE, observed.now) {
+    let failure = observed.failures.of(reason::FAILED_BACKEND_STORAGE_CREATE);
+    if decision.must_wait(&observed.failures, reason::FAILED_BACKEND_STORAGE_CREATE, observed.now) {
         return Ok(closed(
             reason::FAILED_BACKEND_STORAGE_CREATE,
             failure.map(|failure| failure.message.clone()).unwrap_or_default(),
@@ -106,8 +106,8 @@ fn remove(observed: &Observed, decision: &mut Decision) -> Gate {
     let vmi = &*observed.instance;
     let owner = Owner::of(vmi);
     let Some(claim) = observed.state.present(vmi).filter(|claim| owner.owns(claim)) else { return Gate::Open(None) };
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == reason::FAILED_BACKEND_STORAGE_DELETE);
-    if decision.must_wait(failure, reason::FAILED_BACKEND_STORAGE_DELETE, observed.now) {
+    let failure = observed.failures.of(reason::FAILED_BACKEND_STORAGE_DELETE);
+    if decision.must_wait(&observed.failures, reason::FAILED_BACKEND_STORAGE_DELETE, observed.now) {
         return closed(
             reason::FAILED_BACKEND_STORAGE_DELETE,
             failure.map(|failure| failure.message.clone()).unwrap_or_default(),

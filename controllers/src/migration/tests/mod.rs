@@ -123,7 +123,7 @@ fn observed(
         definitions: None,
         config: Arc::default(),
         launcher_images: LauncherImages::of_tests("launcher:1"),
-        failure: None,
+        failures: Failures::default(),
         silence: None,
         now: now(),
     }

@@ -24,7 +24,8 @@ fn admitted_migration_gets_a_pod() {
     for (message, is_quota) in [("pods \"x\" is forbidden: exceeded quota: q", true), ("webhook says no", false)] {
         let failure = refused(message);
         let decision =
-            decide(&Observed { failure: Some(failure.clone()), ..observed(&waiting, Some(&idle), &only) }).unwrap();
+            decide(&Observed { failures: Some(failure.clone()).into(), ..observed(&waiting, Some(&idle), &only) })
+                .unwrap();
         assert!(created_pod(&decision).is_none());
         assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(2)));
         let patch = patch_of(&decision, Kind::Migration).unwrap();

@@ -55,7 +55,7 @@ fn migration_says_what_it_waits_for() {
             "the data of the VM must hold still: snapshot \"s\" in progress",
         ),
         (
-            Observed { failure: Some(failure.clone()), ..of(&pending, &without_target) },
+            Observed { failures: Some(failure.clone()).into(), ..of(&pending, &without_target) },
             "FailedCreate",
             "cannot create the target pod: exceeded quota: q",
         ),

@@ -85,6 +85,8 @@ pub(crate) enum Outcome {
         reason: Option<&'static str>,
         /// Message of the API server.
         message: String,
+        /// Failure reasons of the effects before it, which succeeded.
+        succeeded: Vec<&'static str>,
     },
     /// The object has changed. The watch delivers a newer version.
     Stale,
@@ -234,7 +236,7 @@ impl Executor {
                     if let Some(note) = &options.failure {
                         self.recorder.emit(note.clone(), None, Some(&message));
                     }
-                    return Outcome::Refused { reason: options.failure_reason, message };
+                    return Outcome::Refused { reason: options.failure_reason, message, succeeded };
                 }
             }
         }

@@ -49,7 +49,9 @@ async fn carried_out(effect: Effect, script: Vec<Reply>) -> (Outcome, Vec<String
 }
 
 fn message(outcome: &Outcome) -> &str {
-    let Outcome::Refused { reason: Some("FailedDataVolumeCreate"), message } = outcome else { panic!("{outcome:?}") };
+    let Outcome::Refused { reason: Some("FailedDataVolumeCreate"), message, .. } = outcome else {
+        panic!("{outcome:?}")
+    };
     message
 }
 

@@ -3,6 +3,7 @@
 mod data_volumes;
 mod leases;
 mod pods;
+mod refusals;
 mod snapshots;
 
 use std::{
@@ -24,7 +25,7 @@ use prometheus::Registry;
 use serde_json::{Value, json};
 
 use super::{
-    Answers, Attempt, ClaimUser, Controller, Decision, Effect, Event, Executor, Failure, Kind, Metrics, Needs,
+    Answers, Attempt, ClaimUser, Controller, Decision, Effect, Event, Executor, Failures, Kind, Metrics, Needs,
     Recorder, Run, Runner, Times, Wake, clock::Moment, executor::Outcome, lease::Leadership,
 };
 use crate::{
@@ -104,14 +105,14 @@ impl Controller for Fake {
     const NAME: &'static str = "fake";
     const NEEDS: Needs = Needs::NONE;
     type Caches = ();
-    type Observed = (ObjectMeta, Key, Option<Failure>, jiff::Timestamp);
+    type Observed = (ObjectMeta, Key, Failures, jiff::Timestamp);
 
     fn watch(&self, _caches: &Arc<()>, wake: &Wake) {
         wake.at_start(|| vec![Key::new("n", "a"), Key::new("n", "b")]);
     }
 
     fn observe(&self, _caches: &(), attempt: &Attempt<'_>) -> Option<Self::Observed> {
-        Some((self.subject.clone(), attempt.key.clone(), attempt.failure.cloned(), attempt.now))
+        Some((self.subject.clone(), attempt.key.clone(), attempt.failures.clone(), attempt.now))
     }
 
     fn subject<'a>(&self, (subject, ..): &'a Self::Observed) -> Option<&'a ObjectMeta> {
@@ -122,8 +123,8 @@ impl Controller for Fake {
         true
     }
 
-    fn decide(&self, (_, key, failure, now): &Self::Observed) -> Result<Decision, serde_json::Error> {
-        let attempt = Attempt { key, failure: failure.as_ref(), now: *now };
+    fn decide(&self, (_, key, failures, now): &Self::Observed) -> Result<Decision, serde_json::Error> {
+        let attempt = Attempt { key, failures, now: *now };
         Ok((self.decide)(self.decisions.fetch_add(1, Ordering::Relaxed), &attempt))
     }
 }
@@ -289,19 +290,6 @@ async fn keys_are_worked_on_as_long_as_their_shard_is_held() {
 }
 
 #[test]
-fn refusals_of_a_shard_are_forgotten_with_it() {
-    let wake = Wake::placed(|key| u32::from(key.name == "b"));
-    let key = |name: &str| Key::new("n", name);
-    for name in ["a", "b"] {
-        let retry_at = jiff::Timestamp::UNIX_EPOCH;
-        let failure = Failure { reason: "R", message: String::new(), retry_at, attempts: 1 };
-        wake.failures().insert(key(name), failure);
-    }
-    wake.close(1);
-    assert!(wake.failure(&key("a")).is_some() && wake.failure(&key("b")).is_none());
-}
-
-#[test]
 fn decision_that_waits_is_not_settled() {
     let mut decision = Decision::settled();
     assert!(decision.is_settled());
@@ -318,7 +306,7 @@ async fn conflict_is_decided_on_anew_after_a_delay() {
         if attempt.key.name == "a" && count < 3 {
             decision.push(patch("a"));
         }
-        assert_eq!(attempt.failure, None, "a conflict is no refusal");
+        assert!(attempt.failures.is_empty(), "a conflict is no refusal");
         decision
     });
     tokio::time::sleep(Duration::from_millis(90)).await;
@@ -383,26 +371,6 @@ async fn panic_is_counted_and_retried_and_locks_no_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusal_is_passed_to_the_next_decision() {
-    let server = Server::new([Reply::Answer(403, status(403, "Forbidden")), Reply::Answer(200, object("a"))]);
-    let fixture = fixture(&server);
-    let seen: Arc<Mutex<Vec<u32>>> = Arc::default();
-    let attempts = seen.clone();
-    run(&fixture, move |_, attempt| {
-        let mut decision = Decision::settled();
-        if attempt.key.name != "a" || server_is_done(&attempts) {
-            return decision;
-        }
-        attempts.lock().unwrap().push(attempt.failure.map_or(0, |failure| failure.attempts));
-        let regarding = Kind::Instance.reference(&Default::default());
-        decision.push(patch("a").on_failure(super::Event::warning(regarding, "FailedCreate", "{error}")));
-        decision
-    });
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(*seen.lock().unwrap(), [0, 1]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn refusal_of_an_independent_write_ends_nothing() {
     for (is_independent, requests) in [(true, 2), (false, 1)] {
         let server = Server::new([Reply::Answer(403, status(403, "Forbidden")), Reply::Answer(200, object("b"))]);
@@ -412,10 +380,6 @@ async fn refusal_of_an_independent_write_ends_nothing() {
         assert_eq!(matches!(outcome, Outcome::Done { .. }), is_independent);
         assert_eq!(server.requests().len(), requests);
     }
-}
-
-fn server_is_done(attempts: &Mutex<Vec<u32>>) -> bool {
-    attempts.lock().unwrap().len() >= 2
 }
 
 #[tokio::test(start_paused = true)]

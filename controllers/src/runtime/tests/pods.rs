@@ -31,7 +31,7 @@ async fn pod_of_the_same_vmi_is_adopted_and_the_name_of_another_is_left_to_it() 
     let unlabelled = json!({"metadata": {"name": "a", "ownerReferences": owners}});
     let created = |name: &str| Reply::Answer(201, own(name));
     let quota = Reply::Answer(409, status(409, "Conflict"));
-    let refusal = |message: &str| Outcome::Refused { reason: None, message: message.to_owned() };
+    let refusal = |message: &str| Outcome::Refused { reason: None, message: message.to_owned(), succeeded: vec![] };
     // Replies, outcome, stored pods, names that were tried
     for (script, outcome, stored, tried) in [
         (vec![created("a")], done(), &["a"][..], &["a"][..]),

@@ -126,7 +126,7 @@ async fn content_of_a_volume_snapshot_is_taken_if_it_says_so_of_this_one() {
         });
         let (outcome, ..) = carried_out(check("c"), vec![Reply::Answer(200, going)]).await;
         let message = "VolumeSnapshotContent c is being deleted".to_owned();
-        let refused = Outcome::Refused { reason: Some("Read"), message };
+        let refused = Outcome::Refused { reason: Some("Read"), message, succeeded: vec![] };
         assert_eq!(outcome, if is_kept { Outcome::Done { succeeded: vec!["Read"] } } else { refused });
     }
     for (code, reason) in [(403, "Forbidden"), (404, "NotFound")] {

@@ -88,7 +88,7 @@ impl Controller for SnapshotContents {
             is_in_use: restores.iter().flatten().any(|restore| restore.is_begun_in_place()),
             snapshot,
             content: content.clone(),
-            failure: attempt.failure.cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
         })
     }

@@ -40,7 +40,7 @@ pub(crate) use self::controller::SnapshotContents;
 use self::quiesce::Step;
 use crate::{
     resources::{claims::CachedClaim, snapshots::CachedSnapshot},
-    runtime::{Decision, Effect, Failure, Kind},
+    runtime::{Decision, Effect, Failures, Kind},
 };
 
 /// Longest time for which a guest is frozen.
@@ -70,8 +70,8 @@ pub(crate) struct Observed {
     pub claims: Claims,
     /// A restore in place has begun: the content of claims that it replaces is here only.
     pub is_in_use: bool,
-    /// The last write for this content that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for this content that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -187,7 +187,7 @@ fn thaw_early(
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
     let Some(checks) = observed.require_taken().filter(|_| quiesce::is_frozen(&status)) else { return Ok(()) };
-    if decision.must_wait(observed.failure.as_ref(), quiesce::READ, observed.now) {
+    if decision.must_wait(&observed.failures, quiesce::READ, observed.now) {
         return Ok(());
     }
     let pause = quiesce::pause(observed, &status);

@@ -70,8 +70,7 @@ pub(super) fn begin(
     if let Some(limit) = limit(status) {
         let is_over = observed.now >= limit;
         // A guest that was not thawed after a refused volume thaws itself.
-        let is_left =
-            observed.failure.as_ref().is_some_and(|failure| failure.reason == THAW) && !observed.missing().is_empty();
+        let is_left = observed.failures.of(THAW).is_some() && !observed.missing().is_empty();
         if !is_over && !is_left && volume_snapshot::error(observed).is_none() {
             decision.wake(Duration::try_from(limit.duration_since(observed.now)).unwrap_or_default());
             return Step::Nothing;
@@ -100,12 +99,12 @@ fn freeze(
     status: &mut VirtualMachineSnapshotContentStatus,
     decision: &mut Decision,
 ) -> Step {
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FREEZE);
+    let failure = observed.failures.of(FREEZE);
     if let Some(failure) = failure.filter(|failure| failure.attempts >= ATTEMPTS) {
         record(status, QuiesceState::Failed, Some(failure.message.clone()));
         return Step::Nothing;
     }
-    if decision.must_wait(failure, FREEZE, observed.now) {
+    if decision.must_wait(&observed.failures, FREEZE, observed.now) {
         return Step::Wait;
     }
     // By a request whose answer was lost, or by somebody else. Its limit is not known here, and a freeze would not prolong it.
@@ -142,14 +141,14 @@ pub(super) fn thaw(
     };
     let last = observed.taken.values().filter_map(|taken| taken.created.as_ref()).map(|created| created.0).max();
     let is_late = observed.now > limit && last.is_some_and(|last| last > limit);
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == THAW);
+    let failure = observed.failures.of(THAW);
     let has_expired = failure.is_some_and(|failure| failure.message.contains(TOO_LATE));
     let state = if is_late || has_expired { QuiesceState::TimedOut } else { QuiesceState::Thawed };
     if observed.now > limit || has_expired || agent(observed.vmi.as_deref()).is_none() {
         record(status, state, failure.map(|failure| failure.message.clone()));
         return Step::Nothing;
     }
-    if decision.must_wait(failure, THAW, observed.now) {
+    if decision.must_wait(&observed.failures, THAW, observed.now) {
         return Step::Wait;
     }
     record(status, state, None);
@@ -178,6 +177,6 @@ pub(super) fn may_be_frozen(observed: &Observed) -> bool {
 
 /// Returns the message of a freeze that was refused and will be tried again.
 pub(super) fn error(observed: &Observed, status: &VirtualMachineSnapshotContentStatus) -> Option<String> {
-    let failure = observed.failure.as_ref().filter(|failure| failure.reason == FREEZE && status.quiesce.is_none())?;
+    let failure = observed.failures.of(FREEZE).filter(|_| status.quiesce.is_none())?;
     Some(format!("cannot freeze the file systems of the guest: {}", failure.message))
 }

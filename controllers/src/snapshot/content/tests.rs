@@ -5,7 +5,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{cache::Key, resources::Caches, runtime::Controller};
+use crate::{
+    cache::Key,
+    resources::Caches,
+    runtime::{Controller, Failure},
+};
 
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
@@ -81,7 +85,7 @@ fn observed(status: &Value) -> Observed {
         taken: BTreeMap::new(),
         claims: claims(),
         is_in_use: false,
-        failure: None,
+        failures: Failures::default(),
         now: now(),
     }
 }
@@ -147,11 +151,11 @@ fn guest_is_frozen_while_volume_snapshots_are_taken() {
             "TimedOut+created",
         ),
     ] {
-        let mut observed = Observed { vmi, taken, failure, ..observed(status) };
+        let mut observed = Observed { vmi, taken, failures: failure.into(), ..observed(status) };
         assert_eq!(shown(&decide(&observed).unwrap()), effects, "{status}");
         // The guest has thawed itself by then.
         observed.now = "2030-01-01T00:03:00Z".parse().unwrap();
-        if *status == recent && observed.failure.is_none() && observed.are_all_taken() {
+        if *status == recent && observed.failures.is_empty() && observed.are_all_taken() {
             assert_eq!(shown(&decide(&observed).unwrap()), "Thawed+created");
             observed.taken = all(late);
             assert_eq!(shown(&decide(&observed).unwrap()), "TimedOut+created");
@@ -171,7 +175,8 @@ fn content_of_a_stopped_vm_has_no_status_before_its_first_volume_snapshot() {
         (taken(&[("a", None)]), None, "Offline vs-b", None),
         (taken(&[("a", created), ("b", created)]), None, "Offline+created", None),
     ] {
-        let decision = decide(&Observed { vmi: None, taken, failure, ..observed(&Value::Null) }).unwrap();
+        let observed = Observed { vmi: None, taken, failures: failure.into(), ..observed(&Value::Null) };
+        let decision = decide(&observed).unwrap();
         assert_eq!(shown(&decision), effects);
         let found = decision.effects.iter().find_map(|effect| match effect {
             Effect::Patch { patch, .. } => patch["status"]["error"]["message"].as_str(),
@@ -233,7 +238,7 @@ fn guest_is_thawed_once_the_contents_are_taken() {
         (&thawed, agent(), bound(None), None, "", None),
         (&failed, agent(), bound(None), None, "", None),
     ] {
-        let decision = decide(&Observed { vmi, taken, failure, ..observed(status) }).unwrap();
+        let decision = decide(&Observed { vmi, taken, failures: failure.into(), ..observed(status) }).unwrap();
         assert_eq!(shown(&decision), effects, "{status}");
         assert_eq!(decision.wake_after, wake.map(Duration::from_millis), "{effects}");
     }
@@ -253,7 +258,8 @@ fn guest_that_was_frozen_before_is_thawed_first() {
         (failure(quiesce::FREEZE, "no answer", 1), "thaw"),
         (failure(quiesce::FREEZE, "no answer", 3), "Failed vs-a vs-b"),
     ] {
-        let observed = Observed { vmi: Some(Arc::new(frozen.clone())), failure, ..observed(&json!({})) };
+        let vmi = Some(Arc::new(frozen.clone()));
+        let observed = Observed { vmi, failures: failure.into(), ..observed(&json!({})) };
         assert_eq!(shown(&decide(&observed).unwrap()), effects);
     }
 }
@@ -262,7 +268,7 @@ fn guest_that_was_frozen_before_is_thawed_first() {
 fn refused_freeze_waits_and_shows() {
     let retry_at = "2030-01-01T00:01:10Z".parse().unwrap();
     let failure = Failure { retry_at, ..failure(quiesce::FREEZE, "busy", 1).unwrap() };
-    let decision = decide(&Observed { failure: Some(failure), ..observed(&json!({})) }).unwrap();
+    let decision = decide(&Observed { failures: Some(failure).into(), ..observed(&json!({})) }).unwrap();
     let [Effect::Patch { patch, .. }] = decision.effects.as_slice() else { panic!("{decision:?}") };
     assert_eq!(patch["status"]["error"]["message"], "cannot freeze the file systems of the guest: busy");
     assert_eq!(decision.wake_after, Some(Duration::from_secs(10)));

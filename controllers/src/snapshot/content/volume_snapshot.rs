@@ -8,11 +8,11 @@ use api::{
 use serde_json::{Value, json};
 
 use super::{ATTEMPTS, Observed};
-use crate::runtime::{Decision, Effect, Failure, Kind, WriteOptions};
+use crate::runtime::{Decision, Effect, Kind, WriteOptions};
 
 /// Creates those that are missing.
 pub(super) fn create(observed: &Observed, decision: &mut Decision) {
-    if decision.must_wait(observed.failure.as_ref(), event::FAILED_VOLUME_SNAPSHOT_CREATE, observed.now) {
+    if decision.must_wait(&observed.failures, event::FAILED_VOLUME_SNAPSHOT_CREATE, observed.now) {
         return;
     }
     let content = &observed.content.metadata;
@@ -78,9 +78,8 @@ pub(super) fn obstacle(observed: &Observed) -> Option<String> {
 
 /// Returns why volume snapshots cannot be created. The first refusals can be of a moment, and have events.
 pub(super) fn error(observed: &Observed) -> Option<String> {
-    let lasts =
-        |failure: &&Failure| failure.reason == event::FAILED_VOLUME_SNAPSHOT_CREATE && failure.attempts >= ATTEMPTS;
-    let refused = observed.failure.as_ref().filter(lasts);
+    let refused = observed.failures.of(event::FAILED_VOLUME_SNAPSHOT_CREATE);
+    let refused = refused.filter(|failure| failure.attempts >= ATTEMPTS);
     let refused = refused.map(|failure| format!("cannot create VolumeSnapshots: {}", failure.message));
     obstacle(observed).or(refused)
 }

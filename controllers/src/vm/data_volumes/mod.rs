@@ -156,7 +156,7 @@ impl DataVolumes {
 
 /// Returns the last refused creation of a DataVolume.
 fn failure(observed: &Observed) -> Option<&crate::runtime::Failure> {
-    observed.failure.as_ref().filter(|failure| failure.reason == event::FAILED_DATA_VOLUME_CREATE)
+    observed.failures.of(event::FAILED_DATA_VOLUME_CREATE)
 }
 
 /// Returns true if the VM has used the data of a DataVolume: the record of the last start names it.

@@ -261,7 +261,8 @@ fn refused_creation_shows_and_is_repeated_later() {
         attempts: 1,
     };
     let vm = with_template("Always", &Value::Null);
-    let decision = decide(&Observed { failure: Some(failure.clone()), ..observed_with(&vm, None, None) }).unwrap();
+    let after = |failure: Failure| Observed { failures: Some(failure).into(), ..observed_with(&vm, None, None) };
+    let decision = decide(&after(failure.clone())).unwrap();
     assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
     assert!(!creates(&decision) && creation(&decision).is_none());
     assert_eq!(
@@ -269,8 +270,7 @@ fn refused_creation_shows_and_is_repeated_later() {
         "FailedCreate: Error encountered while creating DataVolumes: not authorized to create DataVolume: User u"
     );
     assert_eq!(status_patch(&decision)["printableStatus"], "Provisioning");
-    let due = Failure { retry_at: now(), ..failure };
-    assert!(creation(&decide(&Observed { failure: Some(due), ..observed_with(&vm, None, None) }).unwrap()).is_some());
+    assert!(creation(&decide(&after(Failure { retry_at: now(), ..failure })).unwrap()).is_some());
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn existing_claim_is_used_if_its_data_volume_is_refused() {
     };
     let vm = with_template("Always", &Value::Null);
     let observed = observed_with(&vm, None, Some(claim(&json!({}))));
-    let decision = decide(&Observed { failure: Some(failure), ..observed }).unwrap();
+    let decision = decide(&Observed { failures: Some(failure).into(), ..observed }).unwrap();
     assert!(creation(&decision).is_none() && creates(&decision));
     assert!(condition(&decision, "Failure").ends_with("User u"), "{decision:?}");
 }

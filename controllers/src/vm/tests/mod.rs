@@ -13,6 +13,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::runtime::Failure;
 
 static NO_CLAIMS: BTreeMap<String, Arc<CachedClaim>> = BTreeMap::new();
 
@@ -86,7 +87,7 @@ fn observed(
         restores: Vec::new(),
         destinations: crate::data_volumes::DataVolumes::default(),
         config: Arc::new(config.clone()),
-        failure: failure.cloned(),
+        failures: failure.cloned().into(),
         now: now(),
     }
 }

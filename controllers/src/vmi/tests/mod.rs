@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::runtime::Failure;
 
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
@@ -107,7 +108,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
         cid: None,
         definitions: None,
         ended_for: None,
-        failure: None,
+        failures: Failures::default(),
         now: now(),
     }
 }
@@ -115,7 +116,7 @@ fn observed(instance: &VirtualMachineInstance) -> Observed {
 fn decided_after(instance: &VirtualMachineInstance, pods: &[CachedPod], failure: Option<&Failure>) -> Decision {
     let pods: Vec<Arc<CachedPod>> = pods.iter().cloned().map(Arc::new).collect();
     let ended_for = ended_for(&pods);
-    decide(&Observed { pods, ended_for, failure: failure.cloned(), ..observed(instance) }).unwrap()
+    decide(&Observed { pods, ended_for, failures: failure.cloned().into(), ..observed(instance) }).unwrap()
 }
 
 fn decided(instance: &VirtualMachineInstance, pods: &[CachedPod]) -> Decision {

@@ -114,7 +114,7 @@ fn missing_class_and_refused_creation_are_shown() {
         retry_at: "2030-01-01T00:02:00Z".parse().unwrap(),
         attempts: 1,
     };
-    let refused = seen(Observed { state: state(&[], false), failure: Some(failure), ..observed(&vmi) });
+    let refused = seen(Observed { state: state(&[], false), failures: Some(failure).into(), ..observed(&vmi) });
     assert_eq!((refused.0, &refused.2["message"]), (None, &json!("exceeded quota")));
 }
 

@@ -10,6 +10,7 @@ use super::super::{facts::Facts, strategy::Class, *};
 use crate::{
     importer::{self, decide},
     resources::{import_pods::CachedImportPod, snapshots::CachedSnapshot, storage_classes::CachedStorageClass},
+    runtime::Failures,
 };
 
 const UID: &str = "u";
@@ -79,7 +80,7 @@ fn observed(claim: &str, pod: Option<&str>) -> importer::Observed {
         percent: None,
         image: "importer:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
-        failure: None,
+        failures: Failures::default(),
         now: "2030-01-01T00:00:05Z".parse().unwrap(),
     }
 }
