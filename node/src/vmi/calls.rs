@@ -136,6 +136,7 @@ impl Call for SetUpNetwork {
                 let is_other = observed.network.as_deref().is_some_and(|former| names(former) != names(&ready));
                 let is_changed = is_other || observed.failure.is_some();
                 observed.network = Some(Arc::new(ready));
+                observed.network_failure = None;
                 if let Some(Link::Up { networked, synced, .. }) = observed.link_of(connection) {
                     *networked = true;
                     // The launcher attaches what is new.
@@ -149,10 +150,11 @@ impl Call for SetUpNetwork {
                     _ => ("not done within the time limit".to_owned(), false),
                 };
                 let message = format!("failed to configure vmi network: {reason}");
-                let mut events = observed.note_failure(message, permanent, now);
-                if matches!(observed.link, Link::Up { networked: true, .. }) {
-                    events.iter_mut().for_each(|event| event.reason = "NicHotplug");
+                let is_plug = matches!(observed.link, Link::Up { networked: true, .. }) && observed.domain().is_alive();
+                if is_plug && observed.role == Role::Owner {
+                    return observed.note_network_failure(message, now);
                 }
+                let events = observed.note_failure(message, permanent, now);
                 observed.spare_guest();
                 events
             }
@@ -247,6 +249,7 @@ impl Call for Sync {
         match answer {
             Ok(SyncReply { started, state_sequence, .. }) => {
                 observed.failure = None;
+                observed.network_failure = nics::failure(observed).cloned();
                 observed.ran |= started;
                 if let Some(Link::Up { synced, results_from, .. }) = observed.link_of(connection) {
                     (*synced, *results_from) = (Some(self.fingerprint), state_sequence);

@@ -14,7 +14,7 @@ use api::{
 };
 use protocol::{LauncherState, Nic, features::Feature};
 
-use super::observed::{Link, Observed, SYNC};
+use super::observed::{Failure, Link, Observed, SYNC};
 use crate::network::request::is_connected;
 
 /// Returns the interfaces whose links the next setup of the network gives back; `None` if the network is as it should be.
@@ -32,6 +32,11 @@ pub(super) fn network_work(observed: &Observed) -> Option<Vec<String>> {
         && !released.iter().any(is_new)
         && interfaces.iter().all(|interface| has(&interface.name) || !is_connected(vmi, interface));
     (!is_complete).then_some(released)
+}
+
+/// Returns the failure of the setup that plugged and unplugged interfaces still need.
+pub(super) fn failure(observed: &Observed) -> Option<&Failure> {
+    observed.network_failure.as_ref().filter(|_| network_work(observed).is_some())
 }
 
 /// Returns true if the domain does not use an absent interface, and does not start to.

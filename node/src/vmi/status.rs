@@ -103,6 +103,7 @@ pub(super) fn desired(observed: &Observed, now: Now) -> Option<Desired> {
         .or(launcher_failure)
         .or(hibernation::obstacle(observed))
         .or(observed.failure.as_ref().map(|failure| failure.message.as_str()))
+        .or(nics::failure(observed).map(|failure| failure.message.as_str()))
         .or(match &observed.link {
             Link::Down { refused: Some(refused), .. } if now.since_start >= refused.since + REFUSED_SHOWN => {
                 Some(refused.message.as_str())

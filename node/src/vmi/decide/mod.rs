@@ -227,7 +227,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     let is_busy = observed.is_busy(NETWORK) || observed.is_busy(SYNC);
     if !is_busy
         && let Some(work) = SetUpNetwork::of(observed)
-        && decision.due(retry_at, now)
+        && decision.due(observed.network_at(), now)
     {
         decision.call(work);
         return hand_volumes(observed, now, decision);

@@ -143,6 +143,8 @@ pub(super) struct Observed {
     pub(super) handing_over: BTreeSet<String>,
     /// The last failed call, if it is retried.
     pub(super) failure: Option<Failure>,
+    /// The last failed setup of interfaces that are plugged or unplugged while the guest runs, if it is retried.
+    pub(super) network_failure: Option<Failure>,
     /// Consecutive connections that ended soon.
     pub(super) short_connections: u32,
     /// Time of the last connection.
@@ -266,6 +268,7 @@ impl Observed {
             volumes: None,
             handing_over: BTreeSet::new(),
             failure: None,
+            network_failure: None,
             short_connections: 0,
             connected_at: Duration::ZERO,
             hold_until: Duration::ZERO,
@@ -311,6 +314,11 @@ impl Observed {
     /// Returns the earliest time of the next call to the launcher.
     pub(super) fn call_at(&self) -> Duration {
         self.failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at).max(self.hold_until)
+    }
+
+    /// Returns the earliest time of the next setup of the network.
+    pub(super) fn network_at(&self) -> Duration {
+        self.network_failure.as_ref().map_or(Duration::ZERO, |failure| failure.retry_at).max(self.call_at())
     }
 
     /// Returns true if the VMI must stop: its object is deleted or about to be.

@@ -90,12 +90,12 @@ impl Observed {
 
     /// Records a failure with a doubling pause. Returns an event for each new message.
     pub(in crate::vmi) fn note_failure(&mut self, message: String, permanent: bool, now: Now) -> Vec<Event> {
-        let known = self.failure.take();
-        let count = known.as_ref().map_or(0, |failure| failure.count).saturating_add(1);
-        let new = known.is_none_or(|failure| failure.message != message);
-        let failure = Failure { message: message.clone(), count, retry_at: now.since_start + pause(count), permanent };
-        self.failure = Some(failure);
-        if new { vec![Event::warning("SyncFailed", message)] } else { Vec::new() }
+        note(&mut self.failure, "SyncFailed", message, permanent, now)
+    }
+
+    /// Records the failure to plug or unplug interfaces of a guest that runs, as [`Self::note_failure`] does. It delays no other call.
+    pub(in crate::vmi) fn note_network_failure(&mut self, message: String, now: Now) -> Vec<Event> {
+        note(&mut self.network_failure, "NicHotplug", message, false, now)
     }
 
     fn apply_write(&mut self, result: Result<Arc<VirtualMachineInstance>, WriteError>, node: &str, now: Now) {
@@ -142,6 +142,14 @@ impl Observed {
             Err(WriteError::Other(message)) => self.delay_write(message, now, false),
         }
     }
+}
+
+fn note(known: &mut Option<Failure>, reason: &'static str, message: String, permanent: bool, now: Now) -> Vec<Event> {
+    let count = known.as_ref().map_or(0, |failure| failure.count).saturating_add(1);
+    let is_new = known.as_ref().is_none_or(|failure| failure.message != message);
+    let event = is_new.then(|| Event::warning(reason, message.clone()));
+    *known = Some(Failure { message, count, retry_at: now.since_start + pause(count), permanent });
+    event.into_iter().collect()
 }
 
 /// Returns the pause after the n-th consecutive failure: 1 s, doubling, at most a minute.

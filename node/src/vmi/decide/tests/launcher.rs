@@ -173,6 +173,41 @@ fn running_domain_gets_the_interfaces_that_its_pod_has() {
 }
 
 #[test]
+fn interface_whose_setup_fails_holds_up_no_other_change() {
+    let mut observed = live();
+    let mut vmi = (*observed.vmi).clone();
+    vmi.spec.domain.devices.interfaces = serde_json::from_value(json!([{"name": "lan", "bridge": {}}])).unwrap();
+    vmi.spec.networks = serde_json::from_value(json!([{"name": "lan", "multus": {"networkName": "n"}}])).unwrap();
+    let shown = json!([{"name": "lan", "infoSource": "multus-status"}]);
+    vmi.status.as_mut().unwrap().interfaces = serde_json::from_value(shown).unwrap();
+    observed.apply_object(Arc::new(vmi), NODE);
+    let refused = || Err(LauncherError::Refused { call: "network", message: "no bridge".into(), irrecoverable: true });
+    let message = "failed to configure vmi network: no bridge";
+    for (now, events) in [(1, vec![Event::warning("NicHotplug", message)]), (2, vec![]), (4, vec![])] {
+        assert!(names(&decide(&observed, at(now))).contains(&"network"), "{now}");
+        assert_eq!(observed.apply_answer(&SetUpNetwork::default(), 1, refused(), at(now)), events, "{now}");
+        // Something else changes.
+        observed.facts.fingerprint += 1;
+        let next = names(&decide(&observed, at(now)));
+        assert!(next.contains(&"sync") && !next.contains(&"network"), "{now}: {next:?}");
+        observed.apply_answer(&sync(observed.facts.fingerprint), 1, Ok(answered(false)), at(now));
+        let status = status::desired(&observed, at(now)).unwrap().status;
+        assert_eq!(status.condition("Synchronized").unwrap().message.as_deref(), Some(message));
+        let next = decide(&observed, at(now));
+        assert!(!names(&next).contains(&"network") && next.wake_at == Some(Duration::from_secs(now * 2)), "{next:?}");
+    }
+    let nics = vec![protocol::Nic { name: "lan".into(), ..Default::default() }];
+    let ready = crate::network::PodNetwork { nics, ..Default::default() };
+    observed.apply_answer(&SetUpNetwork::default(), 1, Ok(ready), at(8));
+    assert_eq!(observed.network_failure, None);
+    // An interface that is removed again needs no setup.
+    let failure = Failure { message: message.into(), count: 9, retry_at: Duration::MAX, permanent: false };
+    observed.network_failure = Some(failure);
+    observed.apply_answer(&sync(1), 1, Ok(answered(false)), at(8));
+    assert_eq!(observed.network_failure, None);
+}
+
+#[test]
 fn failed_synchronizations_back_off_up_to_a_minute() {
     let mut observed = prepared("Scheduled", Lifecycle::NoDomain, "");
     let mut now = 0;
