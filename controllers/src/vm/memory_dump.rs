@@ -57,7 +57,10 @@ struct Next {
 fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstance>, now: &Time) -> Next {
     let claim = &request.claim_name;
     let entry = vmi.and_then(|vmi| status_of(vmi, claim));
-    let in_vmi = vmi.is_some_and(|vmi| has(&vmi.spec, claim));
+    // A VMI that has ended keeps volume and entry as long as it exists, and uses neither.
+    let live = vmi.filter(|vmi| !vmi.is_final());
+    let in_vmi = live.is_some_and(|vmi| has(&vmi.spec, claim));
+    let is_free = !in_vmi && live.is_none_or(|vmi| status_of(vmi, claim).is_none());
     let runs = vmi.is_some_and(|vmi| *vmi.phase() == VmiPhase::Running && !vmi.is_deleting());
     let to = |phase: &str| Request { phase: phase.to_owned(), ..request.clone() };
     let failed = |message: String| Next {
@@ -93,13 +96,13 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
             _ => Next { in_vmi: Some(true), ..Next::default() },
         },
         phase::UNMOUNTING => Next {
-            request: (entry.is_none() && !in_vmi).then(|| Some(to(phase::COMPLETED))),
+            request: is_free.then(|| Some(to(phase::COMPLETED))),
             in_vmi: Some(false),
             ..Next::default()
         },
         phase::FAILED => Next { in_vmi: Some(false), ..Next::default() },
         phase::DISSOCIATING => Next {
-            request: (entry.is_none() && !in_vmi && !in_template).then_some(None),
+            request: (is_free && !in_template).then_some(None),
             in_template: Some(false),
             in_vmi: Some(false),
             annotation: None,
@@ -227,6 +230,7 @@ mod tests {
     fn request_goes_through_its_phases() {
         let now = Time(jiff::Timestamp::UNIX_EPOCH);
         let running = |in_spec, phase| Some(vmi(true, in_spec, phase));
+        let ended = || Some(vmi(false, true, Some(DUMPED)));
         // Phase, in the template, VMI; next phase, whether template and VMI have the volume, annotation.
         for (from, in_template, vmi, to, template, instance, annotation) in [
             ("Associating", false, running(false, None), None, Some(true), Some(true), None),
@@ -258,10 +262,13 @@ mod tests {
             ("Unmounting", true, running(false, Some("Detaching")), None, None, Some(false), None),
             ("Unmounting", true, running(false, None), Some("Completed"), None, Some(false), None),
             ("Unmounting", true, None, Some("Completed"), None, Some(false), None),
+            ("Unmounting", true, ended(), Some("Completed"), None, Some(false), None),
             ("Completed", true, running(false, None), None, None, None, None),
             ("Failed", true, running(true, Some(DUMP_FAILED)), None, None, Some(false), None),
             ("Dissociating", true, running(false, None), None, Some(false), Some(false), None),
             ("Dissociating", false, running(false, None), Some(""), Some(false), Some(false), None),
+            ("Dissociating", false, running(true, Some(DUMPED)), None, Some(false), Some(false), None),
+            ("Dissociating", false, ended(), Some(""), Some(false), Some(false), None),
         ] {
             let next = next(&request_in(from), in_template, vmi.as_ref(), &now);
             let phase = next.request.map(|request| request.map(|request| request.phase).unwrap_or_default());
