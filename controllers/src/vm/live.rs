@@ -26,6 +26,10 @@ use crate::{
 
 /// Reason of a refused update.
 const FAILED_UPDATE: &str = "FailedUpdateError";
+/// Reason of a refused change of the template.
+const FAILED_TEMPLATE: &str = "FailedTemplateUpdate";
+/// Message of a refused change of the template.
+const TEMPLATE_CONTEXT: &str = "Failure while updating the template";
 /// Reason of a refused change of interfaces.
 const FAILED_NICS: &str = "HotPlugNetworkInterfaceError";
 /// Message of a refused change of interfaces.
@@ -167,21 +171,33 @@ fn plug_nics(
 ) -> Result<Option<SyncError>, serde_json::Error> {
     let Some(template) = template else { return Ok(None) };
     let changes = template.nics(restart::started(observed, instance), instance);
-    let macs = Macs::of(&template.nics, instance, changes.vmi.as_ref());
+    let mut macs = Macs::of(&template.nics, instance, changes.vmi.as_ref());
     let mut wanted = (*observed.vm).clone();
     if let Some(spec) = &mut wanted.spec.template.spec {
         nics::remove(&changes.gone, spec);
         macs.put(spec);
     }
     keep_pci_topology(instance, &mut wanted.spec.template.metadata);
-    decision.effects.extend(Effect::change(Kind::VirtualMachine, &*observed.vm, &wanted, None)?);
+    let mut refused = None;
+    if let Some(change) = Effect::change(Kind::VirtualMachine, &*observed.vm, &wanted, None)? {
+        refused = blocked(observed, FAILED_TEMPLATE, TEMPLATE_CONTEXT);
+        if decision.must_wait(&observed.failures, FAILED_TEMPLATE, observed.now) {
+            // The template gets the addresses later.
+            macs.waiting.extend(macs.known.drain(..).map(|(name, _)| name));
+            macs.waiting.sort();
+        } else {
+            let regarding = Kind::VirtualMachine.reference(&observed.vm.metadata);
+            let message = format!("{TEMPLATE_CONTEXT}: {{error}}");
+            decision.push(change.on_failure(Event::warning(regarding, FAILED_TEMPLATE, message)));
+        }
+    }
     let mut wanted = instance.clone();
     macs.mark(&mut wanted);
     if let Some(nics) = changes.vmi {
         nics.mark(&mut wanted);
         nics.put(&mut wanted.spec);
     }
-    change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)
+    Ok(refused.or(change_spec(observed, instance, &wanted, (FAILED_NICS, NICS_CONTEXT), decision)?))
 }
 
 /// Copies the layout of the PCI buses to a template without one, so that devices keep their addresses at the next start.

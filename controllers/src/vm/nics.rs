@@ -158,9 +158,9 @@ pub(super) fn compare(template: &Nics, vmi: &VirtualMachineInstance, written_ali
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Macs {
     /// Interfaces of the template and their addresses.
-    known: Vec<(String, String)>,
+    pub(super) known: Vec<(String, String)>,
     /// Names of interfaces that wait.
-    waiting: Vec<String>,
+    pub(super) waiting: Vec<String>,
 }
 
 impl Macs {

@@ -312,6 +312,47 @@ fn mac_address_of_a_plugged_interface_is_written_to_the_template_once() {
     }
 }
 
+#[test]
+fn refused_change_of_the_template_shows_and_waits() {
+    const MARK: &str = "ferrovirt.io/interfaces-without-mac";
+    let mut vm = with_strategy("Always", &json!({"runStrategy": "Always"}));
+    let interfaces = json!([{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]);
+    let networks = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "n"}}]);
+    let spec = json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": networks});
+    json_patch_spec(&mut vm, &json!({"template": {"spec": spec}}));
+    let starts = records(&decided(&vm, None));
+    let mut plugged = serde_json::to_value(instance(&vm, "Running")).unwrap();
+    let lan = json!({"name": "lan", "infoSource": "domain, multus-status", "mac": "02:00:00:00:00:0a"});
+    let shown = json!([{"name": "default", "infoSource": "domain"}, lan]);
+    let change = json!({"metadata": {"annotations": {MARK: "lan"}}, "status": {"interfaces": shown}});
+    json_patch::merge(&mut plugged, &change);
+    let vmi: VirtualMachineInstance = serde_json::from_value(plugged).unwrap();
+    let failure = Failure {
+        reason: "FailedTemplateUpdate",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:10Z".parse().unwrap(),
+        attempts: 1,
+    };
+    let config = ClusterConfig::default();
+    for failure in [None, Some(&failure)] {
+        let observed = Observed { starts: starts.to_vec(), ..observed(&vm, Some(&vmi), failure, &config) };
+        let decision = decide(&observed).unwrap();
+        let reason = decision.effects.iter().find_map(|effect| match effect {
+            Effect::Patch { kind: Kind::VirtualMachine, subresource: None, options, .. } => options.failure_reason,
+            _ => None,
+        });
+        assert_eq!(reason, failure.is_none().then_some("FailedTemplateUpdate"));
+        // Its interface waits for as long.
+        let unmarked = vmi_patch(&decision)["metadata"]["annotations"].get(MARK).is_some();
+        assert_eq!(unmarked, failure.is_none(), "{decision:?}");
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        let shows = conditions.contains("Failure while updating the template: denied");
+        assert_eq!(shows, failure.is_some(), "{conditions}");
+        let wait = std::time::Duration::from_secs(10);
+        assert_eq!(decision.wake_after.filter(|_| failure.is_some()), failure.map(|_| wait));
+    }
+}
+
 /// Applies a merge patch to the spec of a VM.
 fn json_patch_spec(vm: &mut VirtualMachine, change: &Value) {
     let mut spec = serde_json::to_value(&vm.spec).unwrap();
