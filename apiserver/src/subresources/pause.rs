@@ -9,7 +9,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS},
-    vmi_checks::{check_running, conflict, node},
+    vmi_checks::{check_not_migrating, check_running, conflict, node},
 };
 use crate::requests::error::{ApiError, Kind, empty_response};
 
@@ -35,6 +35,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     if vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is already paused"));
     }
+    check_not_migrating(vmi)?;
     node(vmi)
 }
 
@@ -57,6 +58,14 @@ mod tests {
         assert_eq!(decide(&in_phase("Running")), Ok("node1"));
         assert_eq!(decide(&in_phase("Scheduled")), testing::conflict("VM is not running"));
         assert_eq!(decide(&with_conditions(&["Paused"])), testing::conflict("VMI is already paused"));
+        for (state, expected) in [
+            (json!({"startTimestamp": "2030-01-01T00:00:00Z"}), testing::conflict("VMI is migrating")),
+            (json!({"startTimestamp": "2030-01-01T00:00:00Z", "endTimestamp": "2030-01-01T00:01:00Z"}), Ok("node1")),
+            (json!({"migrationUid": "m"}), Ok("node1")),
+        ] {
+            let vmi = vmi(json!({"domain": {"devices": {}}}), json!({"phase": "Running", "migrationState": state}));
+            assert_eq!(decide(&vmi), expected, "{state}");
+        }
         let probed =
             |probe: Value| vmi(json!({"domain": {"devices": {}}, "livenessProbe": probe}), json!({"phase": "Running"}));
         assert_eq!(decide(&probed(json!({"guestAgentPing": {}}))), Ok("node1"));

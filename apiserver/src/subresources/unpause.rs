@@ -12,7 +12,7 @@ use super::common::{
     call::Call,
     schema,
     specification::{Answer, Specification, VMIS},
-    vmi_checks::{check_running, conflict, node},
+    vmi_checks::{check_not_migrating, check_running, conflict, node},
 };
 use crate::requests::error::{ApiError, Kind, empty_response};
 
@@ -47,6 +47,7 @@ fn decide(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     if !vmi.has_true(condition::PAUSED) {
         return Err(conflict(vmi, "VMI is not paused"));
     }
+    check_not_migrating(vmi)?;
     node(vmi)
 }
 
@@ -71,6 +72,10 @@ mod tests {
         assert_eq!(decide(&with_conditions(&["Paused"])), Ok("node1"));
         assert_eq!(decide(&in_phase("Running")), testing::conflict("VMI is not paused"));
         assert_eq!(decide(&in_phase("Failed")), testing::conflict("VMI is not running"));
+        let mut migrating = with_conditions(&["Paused"]);
+        let state = json!({"startTimestamp": "2030-01-01T00:00:00Z"});
+        migrating.status.as_mut().unwrap().migration_state = serde_json::from_value(state).unwrap();
+        assert_eq!(decide(&migrating), testing::conflict("VMI is migrating"));
         assert_eq!(check_vm(None, None), Ok(()));
         let vm = |status: Value| -> VirtualMachine {
             serde_json::from_value(json!({

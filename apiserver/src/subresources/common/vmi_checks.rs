@@ -23,6 +23,11 @@ pub(crate) fn check_running(vmi: &VirtualMachineInstance, message: &str) -> Resu
     if phase(vmi) == VmiPhase::Running { Ok(()) } else { Err(conflict(vmi, message)) }
 }
 
+/// Rejects a VMI whose guest moves to another node: it goes on there as it was when its migration began.
+pub(crate) fn check_not_migrating(vmi: &VirtualMachineInstance) -> Result<(), ApiError> {
+    if vmi.is_migrating() { Err(conflict(vmi, "VMI is migrating")) } else { Ok(()) }
+}
+
 /// Returns the node of a scheduled or running VMI.
 pub(crate) fn node(vmi: &VirtualMachineInstance) -> Result<&str, ApiError> {
     match phase(vmi) {
