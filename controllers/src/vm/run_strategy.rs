@@ -41,7 +41,17 @@ fn head(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
 
 /// Returns the first request if it is one to start.
 pub(super) fn start_request(vm: &VirtualMachine) -> Option<&VirtualMachineStateChangeRequest> {
-    head(vm).filter(|request| request.action == StateChangeAction::Start)
+    head(vm).filter(|request| request.action == StateChangeAction::Start && !is_outdated(vm, request))
+}
+
+/// Returns true for a request to start that is older than the strategy `Halted`, such as that of a VM in back-off. virt-api queues no plain
+/// start of a halted VM: it changes the strategy.
+pub(super) fn is_outdated(vm: &VirtualMachine, request: &VirtualMachineStateChangeRequest) -> bool {
+    let recorded = vm.status.as_ref().and_then(|status| status.run_strategy.as_ref());
+    request.action == StateChangeAction::Start
+        && request.data.is_empty()
+        && vm.spec.effective_run_strategy() == RunStrategy::Halted
+        && recorded.is_some_and(|recorded| *recorded != RunStrategy::Halted)
 }
 
 fn stop_requested(vm: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {

@@ -64,6 +64,7 @@ pub(super) fn update(
         status.run_strategy = Some(strategy.clone());
     }
     (status.node_name, status.ip_address) = instance.map(location).unwrap_or_default();
+    status.state_change_requests.retain(|request| !run_strategy::is_outdated(vm, request));
     run_strategy::trim(&mut status.state_change_requests, instance);
     status.start_failure = backoff::update(former.start_failure.as_ref(), &strategy, instance, observed.now);
     let restart = restart::condition(observed, template, instance, &now);

@@ -69,6 +69,29 @@ fn halted_vm_with_start_request_changes_its_strategy() {
 }
 
 #[test]
+fn request_that_is_older_than_the_halt_starts_nothing() {
+    let (start, stop) = (json!({"action": "Start"}), json!({"action": "Stop", "uid": "vmi-uid"}));
+    let paused = json!({"action": "Start", "data": {"paused": "true"}});
+    // Recorded strategy, requests; the strategy changes.
+    for (recorded, requests, starts) in [
+        ("RerunOnFailure", json!([start]), false),
+        ("Manual", json!([stop, start]), false),
+        ("Halted", json!([start]), true),
+        ("RerunOnFailure", json!([paused]), true),
+    ] {
+        let vm = with_strategy("Halted", &json!({"runStrategy": recorded, "stateChangeRequests": requests}));
+        let decision = decided(&vm, None);
+        let changes = |effect: &Effect| matches!(effect, Effect::Patch { patch, .. } if !patch["spec"].is_null());
+        assert_eq!(decision.effects.iter().any(changes), starts, "{recorded} {requests}");
+        if !starts {
+            let status = status_patch(&decision);
+            assert_eq!((&status["runStrategy"], &status["stateChangeRequests"]), (&json!("Halted"), &Value::Null));
+            assert!(status.as_object().unwrap().contains_key("stateChangeRequests"), "{recorded}");
+        }
+    }
+}
+
+#[test]
 fn new_vm_gets_its_finalizer_and_its_vmi_without_a_status_write_between() {
     let mut vm = with_strategy("Always", &Value::Null);
     vm.metadata.finalizers = None;
