@@ -66,7 +66,7 @@ impl Controller for ReplicaSets {
         Some(Observed {
             set,
             instances: instances.into_values().collect(),
-            failure: attempt.failures.newest().cloned(),
+            failures: attempt.failures.clone(),
             now: attempt.now,
         })
     }

@@ -23,7 +23,7 @@ use serde_json::json;
 pub(crate) use self::controller::ReplicaSets;
 use crate::{
     owned_vmis::{self, create_vmi, delete_vmi, set_owners},
-    runtime::{Decision, Effect, Event, Failure, Kind},
+    runtime::{Decision, Effect, Event, Failure, Failures, Kind},
 };
 
 /// VMIs that are created or deleted in one reconcile at most.
@@ -35,8 +35,8 @@ pub(crate) struct Observed {
     pub set: Arc<VirtualMachineInstanceReplicaSet>,
     /// VMIs that it owns or may adopt.
     pub instances: Vec<Arc<VirtualMachineInstance>>,
-    /// The last write for this set that was refused.
-    pub failure: Option<Failure>,
+    /// The writes for this set that were refused.
+    pub failures: Failures,
     /// The current time.
     pub now: Timestamp,
 }
@@ -77,7 +77,8 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     };
     scale(observed, &changes, &mut decision)?;
     // The refusal of a write that is not needed any more is no failure.
-    let failure = observed.failure.as_ref().filter(|failure| changes.want(failure.reason));
+    let refused = |reason: &str| observed.failures.of(reason).filter(|_| changes.want(reason));
+    let failure = refused(event::FAILED_CREATE).or_else(|| refused(event::FAILED_DELETE));
     status(observed, &selector, &active, failure, &mut decision)?;
     Ok(decision)
 }
@@ -148,13 +149,9 @@ fn release(set: &VirtualMachineInstanceReplicaSet, instance: &VirtualMachineInst
 fn scale(observed: &Observed, changes: &Changes<'_>, decision: &mut Decision) -> Result<(), serde_json::Error> {
     let set = &*observed.set;
     // A refused write waits; the others continue.
-    let blocking =
-        observed.failure.as_ref().filter(|failure| failure.blocks(observed.now) && changes.want(failure.reason));
-    if let Some(failure) = blocking {
-        decision.wake(failure.remaining(observed.now));
-    }
-    let creation_waits = blocking.is_some_and(|failure| failure.reason == event::FAILED_CREATE);
-    let deletion_waits = blocking.is_some() && !creation_waits;
+    let now = observed.now;
+    let mut waits = |reason: &str| changes.want(reason) && decision.must_wait(&observed.failures, reason, now);
+    let (creation_waits, deletion_waits) = (waits(event::FAILED_CREATE), waits(event::FAILED_DELETE));
     let made = if creation_waits { 0 } else { changes.made };
     let regarding = || Kind::ReplicaSet.reference(&set.metadata);
     if !deletion_waits {

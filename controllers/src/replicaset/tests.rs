@@ -45,7 +45,7 @@ fn decided_after(
     failure: Option<&Failure>,
 ) -> Decision {
     let (set, instances) = (Arc::new(set.clone()), vmis.to_vec());
-    decide(&Observed { set, instances, failure: failure.cloned(), now: now() }).unwrap()
+    decide(&Observed { set, instances, failures: failure.cloned().into(), now: now() }).unwrap()
 }
 
 fn created(decision: &Decision) -> usize {
@@ -173,6 +173,26 @@ fn refused_vmi_shows_as_replica_failure() {
         let decision = decided_after(&set, &vmis, Some(&failure));
         assert_eq!((deleted(&decision), decision.wake_after), (gone, None));
         assert!(!status(&decision)["conditions"].to_string().contains("ReplicaFailure"), "{decision:?}");
+    }
+}
+
+#[test]
+fn refused_creation_and_refused_deletion_wait_for_their_own_times() {
+    let refused = |reason: &'static str, retry_at: &str| Failure {
+        reason,
+        message: reason.to_owned(),
+        retry_at: retry_at.parse().unwrap(),
+        attempts: 1,
+    };
+    let create = || refused("FailedCreate", "2030-01-01T00:01:10Z");
+    let delete = || refused("FailedDelete", "2030-01-01T00:01:20Z");
+    let ended = json!({"status": {"phase": "Failed"}});
+    for failures in [[create(), delete()], [delete(), create()]] {
+        let (set, instances) = (Arc::new(set(&json!({}))), vec![vmi("a", Some("set"), &ended)]);
+        let decision = decide(&Observed { set, instances, failures: failures.into(), now: now() }).unwrap();
+        assert_eq!((created(&decision), deleted(&decision).len()), (0, 0));
+        assert_eq!(decision.wake_after, Some(std::time::Duration::from_secs(10)));
+        assert_eq!(status(&decision)["conditions"][0]["reason"], "FailedCreate");
     }
 }
 

@@ -78,6 +78,13 @@ impl From<Option<Failure>> for Failures {
     }
 }
 
+#[cfg(test)]
+impl From<[Failure; 2]> for Failures {
+    fn from(failures: [Failure; 2]) -> Self {
+        Self(failures.into())
+    }
+}
+
 /// A decision: effects in order (the first that fails ends the rest) and the next wake-up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Decision {
