@@ -201,8 +201,14 @@ impl<C: Controller> Runner<C> {
                 self.wake.queue.add(key.clone());
                 false
             }
+            Outcome::Refused { reason: None, succeeded, .. } => {
+                if let Some(known) = failures.get_mut(key) {
+                    known.remove(succeeded);
+                }
+                true
+            }
             // Leadership that was renewed late continues, and so do the writes that were held back.
-            Outcome::Refused { reason: None, .. } | Outcome::Stale | Outcome::Unreachable | Outcome::NotLeading => true,
+            Outcome::Stale | Outcome::Unreachable | Outcome::NotLeading => true,
         }
     }
 }
