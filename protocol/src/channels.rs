@@ -30,7 +30,7 @@ pub enum Channel {
     Disks,
     /// From launcher to launcher: the source's QEMU has ended, so the target may run the guest.
     /// One byte, `r` (run) or `p` (stay paused), is answered with `k` (done) or `n` (no domain has arrived); without an answer it is
-    /// repeated.
+    /// repeated. Before the migration, `i` begins a comparison of images; a launcher of an older release closes the connection.
     Release,
 }
 

@@ -2,8 +2,11 @@
 //!
 //! [`Channels`] is shared by the engine, which opens and closes them, and the server of the migration socket ([`serve`]).
 //! `source` listens in the pod of the source, `target` connects in the pod of the target; memory and disks go from virt-handler
-//! to QEMU there. `relay` moves bytes, which nothing here parses. A connection ends when its direction does.
+//! to QEMU there. `relay` moves bytes, which nothing here parses. A connection ends when its direction does. `images` compares the
+//! images over which disks are overlays with those of the other pod, by their contents (`fingerprint`).
 
+mod fingerprint;
+mod images;
 mod relay;
 mod source;
 mod target;
@@ -26,7 +29,11 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use self::source::{Listeners, Waiting};
+pub(crate) use self::fingerprint::BaseImage;
+use self::{
+    fingerprint::Fingerprints,
+    source::{Listeners, Waiting},
+};
 use crate::{paths::Paths, socket};
 
 /// Limit of connections of the migration socket.
@@ -71,6 +78,7 @@ struct Inner {
     paths: Paths,
     mode: watch::Sender<ChannelMode>,
     waiting: Waiting,
+    fingerprints: Fingerprints,
 }
 
 /// The channels that libvirt and QEMU open, by socket.
@@ -80,7 +88,8 @@ impl Channels {
     /// Creates the channels of a pod; none is open.
     pub(crate) fn new(paths: Paths) -> Self {
         let (mode, waiting) = (watch::Sender::new(ChannelMode::Closed), Waiting::default());
-        Self { inner: Arc::new(Inner { paths, mode, waiting }) }
+        let fingerprints = Fingerprints::new(paths.clone());
+        Self { inner: Arc::new(Inner { paths, mode, waiting, fingerprints }) }
     }
 
     /// Returns the socket of a channel within the pod.
@@ -132,6 +141,18 @@ impl Channels {
     /// false if it has no domain.
     pub(crate) async fn release(&self, paused: bool, thaw_after: Option<u32>) -> Result<bool> {
         source::release(self, paused, thaw_after).await
+    }
+
+    /// Begins to read these images, which the source of a migration asks for later.
+    pub(crate) fn read_images(&self, images: &[BaseImage]) {
+        for image in images {
+            drop(self.inner.fingerprints.begin(image));
+        }
+    }
+
+    /// Compares these images with those of the target. Fails with the reason for which the disks over them cannot be copied.
+    pub(crate) async fn compare_images(&self, images: &[BaseImage]) -> std::result::Result<(), String> {
+        images::compare(self, images).await
     }
 
     /// Relays bytes between two sockets until both have ended, or channels of this mode are closed.

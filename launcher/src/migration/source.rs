@@ -69,7 +69,7 @@ impl Waiting {
     }
 
     /// Waits for a connection and takes it for a channel.
-    async fn take(&self, channel: Channel) -> Result<(UnixStream, OwnedSemaphorePermit)> {
+    pub(super) async fn take(&self, channel: Channel) -> Result<(UnixStream, OwnedSemaphorePermit)> {
         let limit = Instant::now() + AWAIT_LIMIT;
         loop {
             if let Some((mut stream, permit)) = self.pop() {

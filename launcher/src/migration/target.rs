@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    ChannelMode, Channels, Engine,
+    ChannelMode, Channels, Engine, images,
     source::{NO_DOMAIN, RELEASED, RUN, STAY_PAUSED},
 };
 
@@ -56,12 +56,13 @@ async fn when_it_listens(path: &Path) -> Result<UnixStream> {
     }
 }
 
-/// Takes the release of the other launcher and answers it once the guest runs here.
+/// Takes the release of the other launcher and answers it once the guest runs here. Before the migration, it asks for images.
 pub(super) async fn release(mut handler: UnixStream, engine: &impl Engine) -> Result<()> {
     handler.write_u8(CONNECTED).await?;
     let paused = match timeout(RELEASE_BYTE, handler.read_u8()).await?? {
         RUN => false,
         STAY_PAUSED => true,
+        images::COMPARE => return images::answer(handler, engine.channels()).await,
         _ => return Err(Error::new(ErrorKind::InvalidData, "the release is unknown")),
     };
     let has_domain = engine.release(paused).await?;

@@ -29,7 +29,9 @@ impl TestPod {
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(root.join("u")).unwrap();
         std::fs::create_dir_all(root.join("libvirt")).unwrap();
-        let paths = Paths { private: root.clone(), sockets: root.clone(), runtime: root, ..Paths::default() };
+        let container_disks = root.join("disks");
+        let paths =
+            Paths { private: root.clone(), sockets: root.clone(), runtime: root, container_disks, ..Paths::default() };
         let channels = Channels::new(paths.clone());
         Self { paths, channels }
     }
@@ -179,5 +181,61 @@ async fn the_time_of_the_thaw_follows_the_answer_to_a_release() {
         drop(handler);
         released.await.unwrap().unwrap();
         assert_eq!(*engine.1.lock().unwrap(), sent);
+    }
+}
+
+/// Writes the image of a container disk.
+fn write_image(pod: &TestPod, content: &str) -> BaseImage {
+    let directory = pod.paths.container_disk("root");
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("disk.img"), content).unwrap();
+    BaseImage { volume: "root".into(), path: "disk.img".into() }
+}
+
+#[tokio::test]
+async fn images_are_compared_through_the_channel_of_the_release() {
+    let source = TestPod::new("images-source");
+    source.channels.open(ChannelMode::Source).unwrap();
+    let image = write_image(&source, "one");
+    for (content, expected) in [
+        ("one", Ok(())),
+        ("two", Err(r#"the image of volume "root" on the target node differs from that on the source node"#)),
+    ] {
+        let target = TestPod::new("images-target");
+        target.channels.open(ChannelMode::Target).unwrap();
+        target.channels.read_images(&[write_image(&target, content)]);
+        let (mut handler, its) = UnixStream::pair().unwrap();
+        let engine = Arrived(target.channels.clone(), std::sync::Arc::default());
+        let answered = tokio::spawn(async move { target::release(its, &engine).await });
+        assert_eq!(read_byte(&mut handler).await.unwrap(), CONNECTED);
+        let mut waiting = source.waiting().await;
+        let (channels, images) = (source.channels.clone(), vec![image.clone()]);
+        let compared = tokio::spawn(async move { channels.compare_images(&images).await });
+        assert_eq!(read_byte(&mut waiting).await.unwrap(), Channel::Release.byte());
+        tokio::spawn(relay::relay(waiting, handler));
+        let compared = timeout(Duration::from_secs(10), compared).await.unwrap().unwrap();
+        assert_eq!(compared, expected.map_err(str::to_owned));
+        answered.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn only_a_target_that_never_answers_is_not_compared() {
+    let source = TestPod::new("images-older");
+    source.channels.open(ChannelMode::Source).unwrap();
+    let image = write_image(&source, "one");
+    // Bytes of the target in each attempt, before it closes the connection.
+    for (attempts, passes) in
+        [([""; 4], true), (["i", "", "", ""], false), (["", "", "", "i."], false), (["", "x", "", ""], false)]
+    {
+        let (channels, images) = (source.channels.clone(), vec![image.clone()]);
+        let compared = tokio::spawn(async move { channels.compare_images(&images).await });
+        for answer in attempts {
+            let mut handler = source.waiting().await;
+            assert_eq!(read_byte(&mut handler).await.unwrap(), Channel::Release.byte());
+            assert_eq!(read_byte(&mut handler).await.unwrap(), b'i');
+            handler.write_all(answer.as_bytes()).await.unwrap();
+        }
+        assert_eq!(compared.await.unwrap().is_ok(), passes, "{attempts:?}");
     }
 }

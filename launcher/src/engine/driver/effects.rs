@@ -8,7 +8,7 @@ use std::{
 
 use tracing::Instrument;
 
-use super::{Driver, crash, departure::Departure, prepare::Preparation, records};
+use super::{Driver, crash, departure::Departure, migration::images_of_target, prepare::Preparation, records};
 use crate::{
     engine::model::{
         ChannelMode, DomainCall, Effect, GuestCall, Input, JobInput, JobName, RequestError, SaveRecord, Wanted, Work,
@@ -119,7 +119,15 @@ impl Driver {
             }
             Work::PrepareTarget(wanted, migration) => {
                 let domain = self.preparation(wanted).target(migration);
-                self.spawn_work(job, async move { JobInput::Prepared(domain.await) });
+                let (channels, base) = (self.channels.clone(), &self.state.base);
+                let (own_images, container_disks) = (base.own_images.clone(), base.container_disks.clone());
+                self.spawn_work(job, async move {
+                    let domain = domain.await;
+                    if let Ok(domain) = &domain {
+                        channels.read_images(&images_of_target(&domain.xml, &own_images, &container_disks));
+                    }
+                    JobInput::Prepared(domain)
+                });
             }
             Work::Compare(wanted) => {
                 let compare = self.preparation(wanted).compare(self.state.base.active.clone());
@@ -138,6 +146,17 @@ impl Driver {
                         tracing::warn!(%error, "cannot write the tags of devices");
                     }
                     Finished::Nothing
+                });
+            }
+            Work::CompareImages { migration, images } => {
+                let channels = self.channels.clone();
+                self.spawn(async move {
+                    tokio::select! {
+                        result = channels.compare_images(&images) => {
+                            Finished::Input(Input::Job(job, JobInput::ImagesCompared { migration, result }))
+                        }
+                        () = channels.closed(ChannelMode::Source) => Finished::Nothing,
+                    }
                 });
             }
             Work::Release { migration, paused } => {

@@ -1,12 +1,14 @@
-//! The record of the last migration, and the parameters of libvirt's call.
+//! The record of the last migration, the images that it compares, and the parameters of libvirt's call.
+
+use std::path::{Path, PathBuf};
 
 use api::VirtualMachineInstance;
 use protocol::{MigrateRequest, channels::Channel};
 
 use super::{Driver, records};
 use crate::{
-    domain::{pinning::Pinning, pinning_of_target},
-    engine::model::{ChannelMode, MigrationRecord, moved_disks},
+    domain::{parse::parse, pinning::Pinning, pinning_of_target},
+    engine::model::{BaseImage, ChannelMode, MigrationRecord, base_images, copied_disks, moved_disks},
     hypervisor::{HypervisorError, MigrateCall},
     paths::Paths,
 };
@@ -43,6 +45,13 @@ impl Driver {
             ..MigrateCall::default()
         })
     }
+}
+
+/// Returns the images beneath the disks of a domain that arrives, whose overlays are copied.
+pub(super) fn images_of_target(xml: &str, own_images: &[PathBuf], container_disks: &Path) -> Vec<BaseImage> {
+    let domain = parse(xml);
+    let copied = copied_disks(&domain, own_images, &[]).unwrap_or_default();
+    base_images(&domain, &copied, container_disks)
 }
 
 /// Assigns the CPUs of the target's pod. `vmi` is the VMI as JSON; empty if its CPUs are not dedicated.

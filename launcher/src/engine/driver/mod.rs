@@ -127,9 +127,13 @@ impl Driver {
             channels: channels.clone(),
             vm_state: vm_state.clone(),
         };
+        // Without symbolic links, as disks name the files there.
+        let container_disks = std::fs::canonicalize(&paths.container_disks);
+        let container_disks = container_disks.unwrap_or_else(|_| paths.container_disks.clone());
         let base = Base {
             hotplugged: paths.hotplug_disks.as_path().into(),
             own_images: paths.own_images().into(),
+            container_disks: container_disks.into(),
             ..Base::new(&args, Instant::now())
         };
         let driver = Self {

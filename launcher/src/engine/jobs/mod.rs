@@ -20,7 +20,7 @@ macro_rules! results_of {
     };
     (@source) => {
         JobInput::Migrated(_) | JobInput::Departed(_) | JobInput::ProgressRead(_) | JobInput::MigrationAborted(_)
-            | JobInput::PostCopyStarted(_) | JobInput::Released(_)
+            | JobInput::PostCopyStarted(_) | JobInput::Released(_) | JobInput::ImagesCompared { .. }
     };
     // Results that several jobs get.
     (@prepared) => { JobInput::Prepared(_) };

@@ -18,6 +18,7 @@ use crate::{
     domain::{diff::Item, domain_name, parse::DomainConfig},
     hypervisor::HypervisorError,
     options::VmiArgs,
+    paths::Paths,
 };
 
 /// Longest interval between reads of the domain's state: an event may be missed while libvirt's daemon restarts.
@@ -163,6 +164,8 @@ pub(crate) struct Base {
     pub(crate) hotplugged: Arc<Path>,
     /// Directories of the images that the launcher creates.
     pub(crate) own_images: Arc<[PathBuf]>,
+    /// Directory of the container disks.
+    pub(crate) container_disks: Arc<Path>,
     /// Time of the start of the worker: by the monotonic clock, and since 1970.
     pub(crate) clock: (Instant, Duration),
     /// Disks and interfaces that the guest was requested to release.
@@ -205,6 +208,7 @@ impl Base {
             active: Arc::default(),
             hotplugged: Path::new(api::hotplug::DIRECTORY).into(),
             own_images: Arc::default(),
+            container_disks: Paths::default().container_disks.into(),
             clock: (now, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             detaching: BTreeSet::new(),
             wanted_devices: BTreeSet::new(),

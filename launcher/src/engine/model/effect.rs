@@ -13,7 +13,7 @@ use crate::{
     domain::{Domain, DomainError, diff::DeviceChange, parse::DomainConfig},
     guest_agent::GuestFacts,
     hypervisor::{DomainFacts, HypervisorError, MigrateWay, Progress, RebootWay},
-    migration::ChannelMode,
+    migration::{BaseImage, ChannelMode},
 };
 
 /// An event, a request or the result of an effect.
@@ -112,6 +112,12 @@ pub(crate) enum JobInput {
     MemoryUnmarked(Result<(), String>),
     ShutdownRequested(Result<(), HypervisorError>),
     MigrationOpened(Result<(), RequestError>),
+    /// Result of [`Work::CompareImages`].
+    ImagesCompared {
+        /// Name of the migration.
+        migration: String,
+        result: Result<(), String>,
+    },
     Migrated(Result<(), HypervisorError>),
     Departed(Result<(), String>),
     /// Result of [`DomainCall::ReadProgress`]: `None` if no migration is in progress.
@@ -204,6 +210,12 @@ pub(crate) enum Work {
     Compare(Arc<Wanted>),
     /// Write the record of a migration and open its channels.
     OpenMigration(Box<MigrationRecord>, ChannelMode),
+    /// Compare images beneath disks with those of the target. Without result once the channels are closed.
+    CompareImages {
+        /// Name of the migration.
+        migration: String,
+        images: Vec<BaseImage>,
+    },
     /// Write the record of a save of the memory, or remove it without result.
     RecordSave(Option<SaveRecord>),
     /// Fail unless this file holds the whole memory of a guest, and write it to its storage.

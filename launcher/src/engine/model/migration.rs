@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::request::RequestError;
 use crate::{
     domain::{destination::MovedDisk, parse::DomainConfig},
+    migration::BaseImage,
     paths::Paths,
     storage::{self, Backend},
 };
@@ -140,6 +141,13 @@ pub(crate) fn copied_disks(
     Ok(copied.map(|disk| disk.target.clone()).collect())
 }
 
+/// Returns the images over which these disks are overlays, of which only the overlays are copied. `directory` has the container disks.
+pub(crate) fn base_images(active: &DomainConfig, targets: &[String], directory: &Path) -> Vec<BaseImage> {
+    let disks = active.disks.iter().filter(|disk| targets.contains(&disk.target));
+    let backing = disks.filter_map(|disk| disk.source.as_ref()?.backing.as_ref());
+    backing.filter_map(|(path, _)| BaseImage::beneath(directory, path)).collect()
+}
+
 /// Returns the disks of volumes that move to other claims, with their files or devices at the target. Its paths are those of this pod.
 pub(crate) fn moved_disks(active: &DomainConfig, destinations: &[VolumeDestination], paths: &Paths) -> Vec<MovedDisk> {
     let moved = destinations.iter().filter(|moved| Paths::is_single_component(&moved.volume)).filter_map(|moved| {
@@ -180,6 +188,25 @@ mod tests {
             let missing = copied_disks(&active, &own, &[volume.into()]);
             assert_eq!(missing, Err(RequestError::NoVolume(volume.into())));
         }
+    }
+
+    #[test]
+    fn images_of_container_disks_are_compared() {
+        let disk = |target: &str, backing: &str| {
+            format!(
+                "<disk type='file' device='disk'><source file='/eph/disk-data/x'/><backingStore type='file'><format type='raw'/><source file='{backing}'/></backingStore><target dev='{target}' bus='virtio'/><alias name='ua-{target}'/></disk>"
+            )
+        };
+        let disks = [
+            disk("vda", "/run/disks/root/disk/a.img"),
+            disk("vdb", "/private/vmi-disks/data/disk.img"),
+            disk("vdc", "/run/disks/other/disk/b.img"),
+        ];
+        let active = parse(&format!("<domain><devices>{}</devices></domain>", disks.concat()));
+        let copied = ["vda".to_owned(), "vdb".to_owned()];
+        let root = BaseImage { volume: "root".into(), path: "disk/a.img".into() };
+        assert_eq!(base_images(&active, &copied, Path::new("/run/disks")), [root]);
+        assert!(base_images(&active, &[], Path::new("/run/disks")).is_empty());
     }
 
     #[test]

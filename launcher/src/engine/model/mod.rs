@@ -12,8 +12,8 @@ mod request;
 pub(crate) use self::{
     base::{Base, Link, Looking, Next, Stage, daemon_is_late, disconnected},
     effect::{DomainCall, Effect, GuestCall, Input, JobInput, SaveRecord, Work},
-    migration::{MigrationEnd, MigrationLimits, MigrationRecord, copied_disks, moved_disks},
+    migration::{MigrationEnd, MigrationLimits, MigrationRecord, base_images, copied_disks, moved_disks},
     publish::{is_apart, is_over, may_be_silent, not_released, noun, pluggable, waits_for_disk},
     request::{Action, Answer, JobName, Request, RequestError, RequestId, Wanted},
 };
-pub(crate) use crate::migration::ChannelMode;
+pub(crate) use crate::migration::{BaseImage, ChannelMode};

@@ -12,11 +12,11 @@ use crate::{
     hypervisor::{HypervisorError, Progress},
 };
 
-fn options(name: &str) -> MigrateRequest {
+pub(super) fn options(name: &str) -> MigrateRequest {
     MigrateRequest { migration: name.into(), ..MigrateRequest::default() }
 }
 
-fn migrate(table: &mut Table, request: MigrateRequest) -> Vec<String> {
+pub(super) fn migrate(table: &mut Table, request: MigrateRequest) -> Vec<String> {
     table.request(Request::Migrate(Arc::new(request)))
 }
 
@@ -29,11 +29,11 @@ fn copying(request: MigrateRequest) -> Table {
     table
 }
 
-fn report(table: &Table) -> MigrationReport {
+pub(super) fn report(table: &Table) -> MigrationReport {
     table.state.base.published.migration.clone().unwrap_or_default()
 }
 
-fn shown(table: &Table) -> (MigrationStep, String, bool) {
+pub(super) fn shown(table: &Table) -> (MigrationStep, String, bool) {
     let report = report(table);
     (report.step(), report.failure.clone(), report.aborted)
 }
@@ -50,7 +50,7 @@ fn progress(remaining: u64) -> Input {
     to_out(JobInput::ProgressRead(Ok(Some(Progress { total: 1000, processed: 5, remaining, ..Progress::default() }))))
 }
 
-const NOT_MOVED: MigrationStep = MigrationStep::NotMoved;
+pub(super) const NOT_MOVED: MigrationStep = MigrationStep::NotMoved;
 
 #[test]
 fn a_domain_moves_and_its_guest_is_released_only_after_its_end() {

@@ -3,6 +3,7 @@
 mod dump;
 mod events;
 mod jobs;
+mod migration_images;
 mod migration_source;
 mod migration_target;
 mod post_copy;
@@ -200,6 +201,7 @@ fn name(effect: &Effect) -> &'static str {
             Work::MarkMemory(_) => "mark memory",
             Work::UnmarkMemory(_) => "unmark memory",
             Work::FreeMemory(_) => "free memory",
+            Work::CompareImages { .. } => "compare images",
             Work::AwaitDeparture => "await departure",
             Work::Release { paused: false, .. } => "release",
             Work::Release { paused: true, .. } => "release paused",

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{MigrationSource, Step, post_copy::PostCopy};
 use crate::{
     engine::{
-        jobs::INTERVAL,
+        jobs::{ABORTED, INTERVAL},
         model::{Base, ChannelMode, Effect, MigrationEnd},
     },
     hypervisor::HypervisorError,
@@ -20,10 +20,33 @@ const UNCERTAIN: Duration = Duration::from_secs(30);
 const MIGRATED: &str = "migrated";
 
 impl MigrationSource {
+    /// Decides on the images beneath the disks of the migration with this name, of which nothing is copied yet.
+    pub(super) fn on_compared(mut self, base: &mut Base, migration: &str, result: Result<(), String>) -> Option<Self> {
+        if migration != self.migration() {
+            return Some(self);
+        }
+        match result {
+            Ok(()) => {
+                self.record_copy(base);
+                Some(self.copy(base))
+            }
+            Err(failure) => {
+                self.failure = failure;
+                self.stay(base)
+            }
+        }
+    }
+
+    /// Ends a migration on a request, of which nothing is copied yet.
+    pub(super) fn stop_comparing(mut self, base: &mut Base) -> Option<Self> {
+        self.abort = Some(ABORTED.to_owned());
+        self.stay(base)
+    }
+
     /// Decides on the end of a domain whose guest may have moved.
     pub(super) fn on_gone(mut self, base: &mut Base, reason: &'static str) -> Self {
         match self.step {
-            Step::Opening { .. } | Step::Releasing { .. } => return self,
+            Step::Opening { .. } | Step::Comparing | Step::Releasing { .. } => return self,
             Step::Copying | Step::Settling => {}
             // libvirt's job has ended with the domain.
             Step::Watching | Step::Restoring | Step::Asking { .. } => {

@@ -1,20 +1,22 @@
 //! The job of a migration to another launcher.
 //!
 //! ```text
-//!   Opening -> Copying -> Settling -> (the domain has ended)  Releasing -> moved
-//!                 |          ^   +--> (the guest runs)        not moved
-//!                 v          |   +--> (it stands still)       Restoring -> Settling
-//!              Watching -----+
+//!   Opening -> Comparing -> Copying -> ...
+//!   Copying -> Settling -> (the domain has ended)  Releasing -> moved
+//!      |          ^   +--> (the guest runs)        not moved
+//!      v          |   +--> (it stands still)       Restoring -> Settling
+//!   Watching -----+
 //! ```
 //! Copying also goes to Releasing as soon as libvirt has decided that the guest has left and QEMU was ended, before libvirt says so.
 //!
-//! `post_copy.rs` has the way on after the time limit, if post-copy is allowed; `limits.rs` has the limits, `abort.rs` the abort,
-//! `end.rs` the end.
+//! `compare.rs` has the comparison of images, `post_copy.rs` the way on after the time limit, if post-copy is allowed; `limits.rs` has
+//! the limits, `abort.rs` the abort, `end.rs` the end.
 //!
 //! A call that ends without result, and a restarted worker, watch libvirt's job until it has ended. Only the state of the domain
 //! decides then: while it exists here, the guest runs here, and once it has ended, the target may run it.
 
 mod abort;
+mod compare;
 mod end;
 mod limits;
 mod post_copy;
@@ -29,8 +31,8 @@ use super::{ABORTED, EndRequest, INTERVAL, Steps, WAITING};
 use crate::{
     domain::parse::DomainConfig,
     engine::model::{
-        Action, Base, ChannelMode, DomainCall, JobInput, Link, MigrationEnd, MigrationLimits, MigrationRecord,
-        RequestError, RequestId, Stage, Work, copied_disks,
+        Action, Base, BaseImage, ChannelMode, DomainCall, JobInput, Link, MigrationEnd, MigrationLimits,
+        MigrationRecord, RequestError, RequestId, Stage, Work, base_images, copied_disks,
     },
     hypervisor::{HypervisorError, MigrateWay, Progress},
 };
@@ -44,6 +46,8 @@ pub(crate) struct MigrationSource {
     was_paused: bool,
     /// Device names of the disks that are copied.
     copied: Vec<String>,
+    /// Images over which these are overlays.
+    images: Vec<BaseImage>,
     step: Step,
     /// Time of the begin.
     began: Instant,
@@ -81,6 +85,8 @@ pub(crate) struct MigrationSource {
 enum Step {
     /// Writes the record and opens the channels. Requests wait for it.
     Opening { requests: Vec<RequestId> },
+    /// The images beneath the disks are compared with those of the target.
+    Comparing,
     /// libvirt's call is in progress.
     Copying,
     /// The call has ended without result, or a former worker made it: libvirt's job may go on.
@@ -110,6 +116,7 @@ impl MigrationSource {
             request,
             was_paused: false,
             copied: Vec::new(),
+            images: Vec::new(),
             step,
             began: now,
             next: now,
@@ -170,6 +177,7 @@ impl MigrationSource {
             return Ok(None);
         }
         let copied = copied_disks(&base.active, &base.own_images, &request.copied_volumes)?;
+        let images = base_images(&base.active, &copied, &base.container_disks);
         let published = &base.published;
         // libvirt's reason until a guest that continues from saved memory runs.
         let is_restored = published.reason == "migration" && published.memory_restore.is_some();
@@ -182,7 +190,7 @@ impl MigrationSource {
         };
         base.work_for(Self::NAME, Work::OpenMigration(Box::new(record), ChannelMode::Source));
         let new = Self::new(request, Step::Opening { requests: vec![id] }, base.now);
-        Ok(Some(Self { copied, was_paused, ..new }))
+        Ok(Some(Self { copied, images, was_paused, ..new }))
     }
 
     /// Returns the name of the migration.
@@ -198,25 +206,24 @@ impl MigrationSource {
         }
     }
 
-    fn on_opened(
-        mut self,
-        base: &mut Base,
-        requests: Vec<RequestId>,
-        result: Result<(), RequestError>,
-    ) -> Option<Self> {
+    fn on_opened(self, base: &mut Base, requests: Vec<RequestId>, result: Result<(), RequestError>) -> Option<Self> {
         if let Err(error) = result {
             base.answer_all(requests, &Err(error));
             base.act_later(self.then);
             return None;
         }
+        base.published.migration = Some(base.new_report(self.migration(), MigrationStep::Copying));
+        base.answer_all(requests, &Ok(false));
+        Some(if self.images.is_empty() { self.copy(base) } else { self.compare(base) })
+    }
+
+    fn copy(mut self, base: &mut Base) -> Self {
         self.step = Step::Copying;
         (self.began, self.progress.1, self.next) = (base.now, base.now, base.now + INTERVAL);
-        base.published.migration = Some(base.new_report(self.migration(), MigrationStep::Copying));
         base.work_for(Self::NAME, Work::AwaitDeparture);
         self.limit_downtime(base, 0);
         self.call_migrate(base, MigrateWay::PreCopy);
-        base.answer_all(requests, &Ok(false));
-        Some(self)
+        self
     }
 
     fn call_migrate(&self, base: &mut Base, way: MigrateWay) {
@@ -256,7 +263,7 @@ impl MigrationSource {
         }
         self.repeat_abort(base);
         match &self.step {
-            Step::Opening { .. } => return self,
+            Step::Opening { .. } | Step::Comparing => return self,
             Step::Releasing { .. } | Step::Asking { .. } => {
                 let (migration, paused) = (self.migration().to_owned(), self.was_paused);
                 base.work_for(Self::NAME, Work::Release { migration, paused });
@@ -342,6 +349,10 @@ impl Steps for MigrationSource {
             (_, JobInput::Timer) => Some(self.advance(base)),
             (_, JobInput::Seen(_)) => Some(self.on_seen(base)),
             (_, JobInput::Gone(reason)) => Some(self.on_gone(base, reason)),
+            (Step::Comparing, JobInput::Abort(id)) => {
+                base.answer_abort(id, Ok(()));
+                self.stop_comparing(base)
+            }
             (_, JobInput::Abort(id)) => Some(self.on_abort(base, id)),
             (_, JobInput::MigrationAborted(result)) => Some(self.on_aborted(base, result)),
             (_, JobInput::Paused(Err(error))) => {
@@ -354,6 +365,9 @@ impl Steps for MigrationSource {
             (Step::Opening { requests }, JobInput::MigrationOpened(result)) => {
                 let requests = std::mem::take(requests);
                 self.on_opened(base, requests, result)
+            }
+            (Step::Comparing, JobInput::ImagesCompared { migration, result }) => {
+                self.on_compared(base, &migration, result)
             }
             (Step::Copying, JobInput::Migrated(result)) => self.on_migrated(base, result),
             (Step::Copying, JobInput::PostCopyStarted(result)) => Some(self.on_post_copy_started(base, result)),
@@ -376,6 +390,7 @@ impl Steps for MigrationSource {
                 _,
                 JobInput::Read
                 | JobInput::MigrationOpened(_)
+                | JobInput::ImagesCompared { .. }
                 | JobInput::Migrated(_)
                 | JobInput::PostCopyStarted(_)
                 | JobInput::ProgressRead(_)
@@ -391,6 +406,7 @@ impl Steps for MigrationSource {
     fn progress(&self) -> &'static str {
         match self.step {
             Step::Opening { .. } => "opening its channels",
+            Step::Comparing => "comparing the images of its disks",
             Step::Copying | Step::Watching => "copying the domain",
             Step::Settling => "looking for the domain",
             Step::Asking { .. } => "asking the target for the guest",
@@ -400,7 +416,7 @@ impl Steps for MigrationSource {
     }
 
     fn wake(&self) -> Option<Instant> {
-        (!self.calling && !matches!(self.step, Step::Opening { .. })).then_some(self.next)
+        (!self.calling && !matches!(self.step, Step::Opening { .. } | Step::Comparing)).then_some(self.next)
     }
 
     /// A domain that leaves does not change.
@@ -409,6 +425,7 @@ impl Steps for MigrationSource {
     }
 
     fn end(self, base: &mut Base) -> Option<Self> {
+        self.end_comparing(base);
         if let Step::Opening { requests } = self.step {
             base.answer_all(requests, &Err(RequestError::Ended));
         }
@@ -418,6 +435,9 @@ impl Steps for MigrationSource {
 
     fn end_domain(mut self, base: &mut Base, request: EndRequest) -> (Option<Self>, Option<EndRequest>) {
         let (id, action) = request;
+        if self.step == Step::Comparing {
+            return (self.stop_comparing(base), Some(request));
+        }
         if action == Action::Kill && self.has_domain() {
             self.killed = true;
             base.kill(vec![id]);
@@ -438,7 +458,7 @@ impl Steps for MigrationSource {
     }
 
     fn keeps_end(&self) -> bool {
-        !matches!(self.step, Step::Opening { .. })
+        !matches!(self.step, Step::Opening { .. } | Step::Comparing)
     }
 }
 
