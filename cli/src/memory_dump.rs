@@ -302,9 +302,7 @@ mod tests {
 
     #[test]
     fn overhead_is_that_of_the_class_or_the_largest() {
-        let config = |global: &str, classes: Value| {
-            json!({"status": {"filesystemOverhead": {"global": global, "storageClass": classes}}})
-        };
+        let config = |global: &str, classes: Value| json!({"status": {"filesystemOverhead": {"global": global, "storageClass": classes}}});
         let classes = json!({"fast": "0.02", "slow": "0.3", "odd": "2"});
         for (config, class, expected) in [
             (config("0.06", classes.clone()), Some("fast"), 0.02),

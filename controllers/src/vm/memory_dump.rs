@@ -95,11 +95,9 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
             _ if !runs => ended(),
             _ => Next { in_vmi: Some(true), ..Next::default() },
         },
-        phase::UNMOUNTING => Next {
-            request: is_free.then(|| Some(to(phase::COMPLETED))),
-            in_vmi: Some(false),
-            ..Next::default()
-        },
+        phase::UNMOUNTING => {
+            Next { request: is_free.then(|| Some(to(phase::COMPLETED))), in_vmi: Some(false), ..Next::default() }
+        }
         phase::FAILED => Next { in_vmi: Some(false), ..Next::default() },
         phase::DISSOCIATING => Next {
             request: (is_free && !in_template).then_some(None),

@@ -215,11 +215,8 @@ fn a_drive_keeps_its_address_when_its_medium_changes() {
         (drive("", &former), drive(medium, ""), drive(medium, "")),
     ] {
         let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
-        let step = Step::Device {
-            change: DeviceChange::Update,
-            item: Item::new(ItemKind::Volume, "new"),
-            xml: expected,
-        };
+        let step =
+            Step::Device { change: DeviceChange::Update, item: Item::new(ItemKind::Volume, "new"), xml: expected };
         let difference = between(&with(ACTIVE, &active), &with(PLAIN, &wanted));
         assert_eq!(difference, Difference { steps: vec![step], at_restart: vec![] }, "{active} -> {wanted}");
     }
