@@ -117,6 +117,8 @@ const ROLES_NOT_MANAGED: &str = "RoleAggregationNotManaged";
 const NO_EFFECT: &str = "SettingsWithoutEffect";
 
 const DEPLOYED: &str = "Deployed";
+/// Reason of the conditions while a deployed component is missing.
+const NOT_READY: &str = "ComponentsNotReady";
 
 /// Decides on the status.
 pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
@@ -147,7 +149,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     status.default_architecture = Some(observed.architecture.to_owned());
     let outdated = i32::try_from(observed.outdated_vmis).unwrap_or(i32::MAX);
     status.outdated_virtual_machine_instance_workloads = Some(outdated);
-    conditions(&mut status, &missing, &updating, was_deployed, observed);
+    conditions(&mut status, &missing, &updating, (was_deployed, is_new), observed);
     report_ignored(&mut status, observed);
     let roles: Vec<Effect> = observed.roles.iter().filter_map(|role| aggregation(role, is_manual(kubevirt))).collect();
     let note = if observed.manages_roles {
@@ -251,6 +253,12 @@ impl Components {
             (component::VIRT_HANDLER, self.handler.as_deref()),
         ]
     }
+
+    /// Returns true if each component has a pod that is available.
+    fn serve(&self) -> bool {
+        let mut parts = self.workloads().into_iter();
+        parts.all(|(_, workload)| workload.is_some_and(|view| view.wanted < 1 || view.available > 0))
+    }
 }
 
 /// Lists the components with pods of a former version.
@@ -294,28 +302,42 @@ fn conditions(
     status: &mut KubeVirtStatus,
     missing: &[String],
     updating: &[String],
-    was_deployed: bool,
+    (was_deployed, is_new): (bool, bool),
     observed: &Observed,
 ) {
     let now = Time(observed.now);
+    let is_ready = missing.is_empty() && updating.is_empty();
+    let is_update = is_new && was_deployed && !is_ready;
     let transition = transition(status);
+    if is_update {
+        remove(&mut status.conditions, condition::CREATED);
+    }
     let mut put = |type_: &str, holds: bool, reason: &str, message: &str| {
         set(&mut status.conditions, Condition::new(type_, holds, reason, message, &now));
     };
-    put(condition::CREATED, true, "AllResourcesCreated", "All resources were created.");
-    if missing.is_empty() && updating.is_empty() {
+    if !is_update {
+        put(condition::CREATED, true, "AllResourcesCreated", "All resources were created.");
+    }
+    if is_ready {
         let (reason, message) = ("AllComponentsReady", "All components are ready.");
         put(condition::AVAILABLE, true, reason, message);
         put(condition::PROGRESSING, false, reason, message);
         put(condition::DEGRADED, false, reason, message);
-    } else if missing.is_empty() && was_deployed {
-        // Tools expect Degraded during an update.
-        for type_ in [condition::AVAILABLE, condition::PROGRESSING, condition::DEGRADED] {
-            put(type_, true, "UpdateInProgress", &transition);
+    } else if is_update {
+        let parts: Vec<&str> = std::iter::once(&transition).chain(missing).map(String::as_str).collect();
+        let (reason, message) = ("UpdateInProgress", parts.join("; "));
+        // Pods of both versions serve. A component without any does not.
+        if observed.components.serve() {
+            put(condition::AVAILABLE, true, reason, &message);
+        } else {
+            put(condition::AVAILABLE, false, NOT_READY, &missing.join("; "));
         }
+        // Tools expect Degraded during an update.
+        put(condition::PROGRESSING, true, reason, &message);
+        put(condition::DEGRADED, true, reason, &message);
     } else {
         let message = [missing, updating].concat().join("; ");
-        let reason = if was_deployed { "ComponentsNotReady" } else { "DeploymentInProgress" };
+        let reason = if was_deployed { NOT_READY } else { "DeploymentInProgress" };
         put(condition::AVAILABLE, false, reason, &message);
         put(condition::PROGRESSING, !was_deployed, reason, &message);
         put(condition::DEGRADED, was_deployed, reason, &message);

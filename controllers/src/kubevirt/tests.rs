@@ -78,9 +78,14 @@ fn missing_virt_handler_or_bundle_is_not_available() {
 
 #[test]
 fn failure_after_deployment_is_degraded_and_stays_deployed() {
-    let status = decided(&kubevirt(json!({"phase": "Deployed"})), &workload(2, 1), true).unwrap();
+    let id = Deployment::of("kubevirt", "registry.example/virt/virt-launcher@sha256:0", "", "v1").id;
+    let deployed = kubevirt(json!({"phase": "Deployed", "observedDeploymentID": id}));
+    let status = decided(&deployed, &workload(2, 1), true).unwrap();
     assert_eq!(status.get("phase"), None);
-    assert_eq!(condition_of(&status, "Degraded"), "True");
+    for (name, value) in [("Created", "True"), ("Available", "False"), ("Progressing", "False"), ("Degraded", "True")] {
+        assert_eq!(condition_of(&status, name), value, "{name}");
+    }
+    assert!(status.to_string().contains("ComponentsNotReady"), "{status}");
 }
 
 #[test]
@@ -134,6 +139,26 @@ fn update_lasts_until_all_pods_are_of_the_version() {
     let text = "Transitioning from previous version v0 with registry registry.example/old \
                 to target version v1 using registry registry.example/virt";
     assert!(status["conditions"].to_string().contains(text), "{status}");
+    assert!(!status["conditions"].to_string().contains("Created"), "{status}");
+    // Nodes without a pod for a while are part of it, and one that has none at all is not available.
+    for (handler, available, named) in [
+        (CachedWorkload { updated: 1, ..workload(2, 1) }, "True", "; virt-handler is available on 1 of 2 nodes"),
+        (CachedWorkload { observed: false, ..workload(2, 2) }, "True", "; virt-handler is being updated"),
+        (workload(2, 1), "True", "; virt-handler is available on 1 of 2 nodes"),
+        (workload(2, 0), "False", "; virt-handler is available on 0 of 2 nodes"),
+    ] {
+        let mut object = kubevirt(former.clone());
+        object.status.as_mut().unwrap().conditions =
+            serde_json::from_value(json!([{"type": "Created", "status": "True"}])).unwrap();
+        let status = decided(&object, &handler, true).unwrap();
+        for (name, value) in [("Available", available), ("Progressing", "True"), ("Degraded", "True")] {
+            assert_eq!(condition_of(&status, name), value, "{name} {named}");
+        }
+        let conditions = status["conditions"].to_string();
+        assert!(conditions.contains(&format!("{text}{named}")), "{conditions}");
+        assert!(conditions.contains("UpdateInProgress") && !conditions.contains("Created"), "{conditions}");
+        assert_eq!(conditions.contains("ComponentsNotReady"), available == "False", "{conditions}");
+    }
     // Then no pod has the former version, and a replaced pod is no update.
     let done = decided(&kubevirt(former.clone()), &workload(2, 2), true).unwrap();
     let mut all = former;
