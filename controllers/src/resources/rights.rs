@@ -104,6 +104,18 @@ fn granted() -> BTreeSet<Right> {
     granted
 }
 
+#[test]
+fn rights_to_leases_do_not_depend_on_the_number_of_shards() {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/ferrovirt");
+    // Former replicas with more shards renew theirs until the Deployment has ended them.
+    let all = format!("{{{{ include \"ferrovirt.leases\" {} }}}}", api::constants::MAX_SHARDS);
+    for file in ["templates/rbac-controller.yaml", "templates/hooks.yaml", "policies/controller.yaml"] {
+        let text = std::fs::read_to_string(format!("{chart}/{file}")).unwrap();
+        assert_eq!(text.matches("\"ferrovirt.leases\"").count(), 1, "{file}");
+        assert!(text.contains(&all), "{file}");
+    }
+}
+
 #[tokio::test]
 async fn chart_grants_the_rights_that_the_declarations_require_and_no_others() {
     let mut required = Required { client: Server::default().client(), rights: BTreeSet::new() };

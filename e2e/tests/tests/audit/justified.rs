@@ -90,6 +90,11 @@ pub(crate) const RIGHTS: &[Justified] = &[
         "escalate clusterroles.rbac.authorization.k8s.io *",
         "the API server asks for it when a role is patched, in no call of its own",
     ),
+    unused(
+        CONTROLLER,
+        "* leases.coordination.k8s.io virt-controller-*",
+        "former replicas hold their leases until they end, whatever their number of shards; the stories have four",
+    ),
     sometimes(HANDLER, "list kubevirts.kubevirt.io", EVERYBODY),
     sometimes(
         HANDLER,

@@ -3,13 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use ferrovirt_e2e_tests::{Node, Story, TIMEOUT, repository, signal, story_alone};
+use ferrovirt_e2e_tests::{Node, Story, repository, signal, story_alone};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
-use serde_json::{Value, json};
+use kube::Api;
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::installation::helm;
@@ -42,7 +39,11 @@ fn frozen_holder_of_a_shard_creates_no_second_pod_when_it_goes_on() {
         };
         let result = result.await;
         // Later stories need the installation as it was, also after a failure.
-        let restored = restore(s).await;
+        let restored = async {
+            upgrade(1).await?;
+            s.components_are_ready().await
+        };
+        let restored = restored.await;
         result?;
         restored
     });
@@ -153,27 +154,4 @@ async fn upgrade(shards: usize) -> Result<()> {
     let (done, output) = helm(&[&arguments[..], &["--force-conflicts", "--wait", "--timeout", "5m"]].concat()).await?;
     ensure!(done, "helm upgrade: {output}");
     Ok(())
-}
-
-/// Ends all replicas, and sets the default number of shards: replicas with shards may not renew their leases without the rights to them.
-async fn restore(s: &Story) -> Result<()> {
-    let deployments = s.installation_api("Deployment");
-    let replicas = deployments.get(NAME).await?.data["spec"]["replicas"].clone();
-    let scale = async |replicas: &Value| {
-        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
-        deployments.patch(NAME, &PatchParams::default(), &patch).await.map(drop)
-    };
-    scale(&json!(0)).await?;
-    let end = async {
-        let deadline = Instant::now() + TIMEOUT;
-        while !s.pods_of(NAME).await?.is_empty() {
-            ensure!(Instant::now() < deadline, "replicas of {NAME} do not end");
-            sleep(Duration::from_millis(250)).await;
-        }
-        anyhow::Ok(())
-    };
-    let ended = end.await;
-    let upgraded = upgrade(1).await;
-    scale(&replicas).await?;
-    ended.and(upgraded)
 }
