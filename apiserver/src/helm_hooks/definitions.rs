@@ -1,5 +1,6 @@
 //! `apply-definitions`: the custom resource definitions, and their deletion by `clean-up`.
 
+use admission::kinds::kubevirt::{configuration_errors, ignored_settings, update_errors};
 use api::{KubeVirt, cdi::label, constants::KUBEVIRT_NAME, kubevirt::spec::KubeVirtSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -32,14 +33,16 @@ pub fn check_configuration(text: &str) -> Result<(), HookError> {
     }
     let Ok(configuration) = serde_json::from_str(text) else { return Ok(()) };
     let object = KubeVirt::new(KUBEVIRT_NAME, KubeVirtSpec { configuration, ..KubeVirtSpec::default() });
-    for setting in admission::kinds::kubevirt::ignored_settings(&object.spec) {
+    for setting in ignored_settings(&object.spec) {
         tracing::warn!("value kubevirt.configuration: without effect: {setting}");
     }
-    let errors = admission::kinds::kubevirt::configuration_errors(&object);
-    if errors.is_empty() {
+    // Helm writes the object after this hook, and the webhook would refuse the change when half of the release is applied.
+    let found = [configuration_errors(&object), update_errors(&object.spec, &KubeVirtSpec::default())];
+    let messages: Vec<&str> =
+        found.iter().flat_map(|errors| errors.as_slice()).map(|error| error.message.as_str()).collect();
+    if messages.is_empty() {
         return Ok(());
     }
-    let messages: Vec<&str> = errors.as_slice().iter().map(|error| error.message.as_str()).collect();
     Err(HookError::Configuration(messages.join("; ")))
 }
 
@@ -172,6 +175,48 @@ mod tests {
         let refusal = refusal.to_string();
         assert!(refusal.contains("imagePullPolicy \"Never ever\" is none of"), "{refusal}");
         assert!(refusal.contains("; spec.configuration.hypervisors is not supported yet"), "{refusal}");
+    }
+
+    #[test]
+    fn rules_of_the_webhook_for_changes_apply_to_a_configuration() {
+        for (text, message) in [
+            (r#"{"tlsConfiguration": {"ciphers": ["TLS_AES_128_GCM_SHA256"]}}"#, "cannot specify ciphers when"),
+            (
+                r#"{"tlsConfiguration": {"minTLSVersion": "VersionTLS12", "ciphers": ["fast"]}}"#,
+                "fast is not a valid cipher",
+            ),
+            (
+                r#"{"developerConfiguration": {"featureGates": ["HostDisk"], "disabledFeatureGates": ["HostDisk"]}}"#,
+                r#"feature gate "HostDisk" exists on both"#,
+            ),
+            (r#"{"migrations": {"maxDowntimeMs": 100}}"#, "maxDowntimeMs cannot be modified without enabling"),
+            (
+                r#"{"seccompConfiguration": {"virtualMachineInstanceProfile": {}}}"#,
+                "virtualMachineInstanceProfile.customProfile needs to be set",
+            ),
+            (
+                r#"{"virtTemplateDeployment": {"enabled": true},
+                    "developerConfiguration": {"disabledFeatureGates": ["Template"]}}"#,
+                "VirtTemplateDeployment cannot be enabled",
+            ),
+            (
+                r#"{"roleAggregationStrategy": "Manual",
+                    "developerConfiguration": {"disabledFeatureGates": ["OptOutRoleAggregation"]}}"#,
+                "RoleAggregationStrategy cannot be set to Manual",
+            ),
+            (r#"{"additionalGuestMemoryOverheadRatio": "0.5"}"#, "cannot be smaller than 1.0"),
+        ] {
+            let refusal = check_configuration(text).unwrap_err().to_string();
+            assert!(refusal.contains(message), "{text}: {refusal}");
+        }
+        for text in [
+            r#"{"tlsConfiguration": {"minTLSVersion": "VersionTLS12", "ciphers": ["TLS_AES_128_GCM_SHA256"]}}"#,
+            r#"{"migrations": {"maxDowntimeMs": 100},
+                "developerConfiguration": {"featureGates": ["MigrationDowntimeTuning"]}}"#,
+            r#"{"roleAggregationStrategy": "Manual", "virtTemplateDeployment": {"enabled": false}}"#,
+        ] {
+            assert!(check_configuration(text).is_ok(), "{text}: {:?}", check_configuration(text));
+        }
     }
 
     #[test]
