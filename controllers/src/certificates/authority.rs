@@ -38,6 +38,11 @@ impl CertificateFacts {
         self.not_before <= now.saturating_add(CLOCK_SKEW).unwrap_or(Timestamp::MAX)
     }
 
+    /// Returns by how much longer the certificate lives than one that is made for this life; negative: shorter.
+    pub(crate) fn surplus(&self, life: SignedDuration) -> SignedDuration {
+        self.not_after.duration_since(self.not_before).saturating_sub(life.saturating_add(CLOCK_SKEW))
+    }
+
     /// Returns true if the certificate has begun and has not ended.
     pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
         self.has_begun(now) && self.not_after > now

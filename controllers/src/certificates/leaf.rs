@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Secret;
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 
 use super::{
-    Authority, CertificateError, ISSUER, Observed,
+    Authority, CertificateError, ISSUER, LIFE_TOLERANCE, Observed,
     authority::{CertificateFacts, has_key, leaf_dates},
     facts,
 };
@@ -77,6 +77,11 @@ pub(super) fn renew_at(
         && facts.common_name.as_deref() == Some(role.common_name(&observed.namespace).as_str())
         && facts.dns_names == role.dns_names(&observed.namespace);
     if !right {
+        return None;
+    }
+    // Another life is configured. A leaf that ends with its authority cannot be longer.
+    let surplus = facts.surplus(observed.lives.leaf);
+    if surplus > LIFE_TOLERANCE || (surplus < -LIFE_TOLERANCE && facts.not_after < authority.not_after) {
         return None;
     }
     // A leaf that ends with its authority is replaced with it: another one would end at the same time.

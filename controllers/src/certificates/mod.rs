@@ -1,7 +1,7 @@
 //! The certificate authority of the installation, the certificates that it signs, and the bundle.
 //!
 //! ```text
-//!            80 % of life over          bundle holds both, SETTLE passed
+//!  80 % of life over, or other life      bundle holds both, SETTLE passed
 //!  current ───────────────────> current + next ─────────────────────────> next is current
 //!                                                                         leaves are renewed
 //! ```
@@ -47,6 +47,10 @@ const SETTLE: SignedDuration = SignedDuration::from_mins(2);
 const LEAST_OVERLAP: SignedDuration = SignedDuration::from_mins(4);
 /// Shortest life of a certificate: shorter ones would be renewed without end.
 const SHORTEST_LIFE: SignedDuration = SignedDuration::from_mins(10);
+/// Longest life of a certificate: later ends are out of range.
+const LONGEST_LIFE: SignedDuration = SignedDuration::from_hours(100 * 365 * 24);
+/// Difference from the configured life up to which a certificate is not replaced: its dates are in seconds.
+const LIFE_TOLERANCE: SignedDuration = SignedDuration::from_mins(1);
 /// Least time that a leaf serves before it is replaced.
 const LEAST_USE: SignedDuration = SignedDuration::from_mins(1);
 /// Authorities in the bundle at most.
@@ -100,11 +104,13 @@ impl Lives {
         leaf: SignedDuration,
         leaf_before: Option<SignedDuration>,
     ) -> Self {
-        let (authority, leaf) = (authority.max(SHORTEST_LIFE), leaf.max(SHORTEST_LIFE));
+        let [authority, leaf] = [authority, leaf].map(|life| life.clamp(SHORTEST_LIFE, LONGEST_LIFE));
         let fifth = |life: SignedDuration| SignedDuration::from_secs(life.as_secs() / 5);
         Self {
             authority,
-            authority_before: authority_before.unwrap_or(fifth(authority)).max(LEAST_OVERLAP),
+            authority_before: authority_before
+                .unwrap_or(fifth(authority))
+                .clamp(LEAST_OVERLAP, authority.saturating_sub(LEAST_USE)),
             leaf,
             leaf_before: leaf_before.unwrap_or(fifth(leaf)).min(leaf.saturating_sub(LEAST_USE)),
         }
@@ -210,7 +216,10 @@ pub(crate) fn plan(observed: &Observed) -> (Vec<Step>, Duration) {
     match &next {
         None => {
             let renew_at = current.not_after.checked_sub(observed.lives.authority_before).unwrap_or(now);
-            if now >= renew_at || !current.has_begun(now) {
+            let is_other = current.surplus(observed.lives.authority).abs() > LIFE_TOLERANCE;
+            // A life that changes all the time must push no authority out of the bundle whose certificates are in use.
+            let has_room = wanted.matches("BEGIN CERTIFICATE").count() < BUNDLE_LIMIT;
+            if now >= renew_at || !current.has_begun(now) || (is_other && has_room) {
                 steps.push(Step::StageAuthority);
             } else {
                 until(renew_at);

@@ -9,12 +9,19 @@ struct Store {
     authority: Option<Secret>,
     bundle: Option<ConfigMap>,
     leaves: BTreeMap<String, Secret>,
+    lives: Lives,
     now: Timestamp,
 }
 
 impl Store {
     fn new() -> Self {
-        Self { authority: None, bundle: None, leaves: BTreeMap::new(), now: "2030-01-01T00:00:00Z".parse().unwrap() }
+        Self {
+            authority: None,
+            bundle: None,
+            leaves: BTreeMap::new(),
+            lives: Lives::default(),
+            now: "2030-01-01T00:00:00Z".parse().unwrap(),
+        }
     }
 
     fn with<T>(&self, ask: impl FnOnce(&Observed) -> T) -> T {
@@ -24,7 +31,7 @@ impl Store {
             authority: self.authority.clone().map(Arc::new),
             bundle: self.bundle.clone().map(Arc::new),
             leaves: leaves.collect(),
-            lives: Lives::default(),
+            lives: self.lives,
             carriers: Vec::new(),
             now: self.now,
         })
@@ -244,6 +251,57 @@ fn next_authority_of_a_clock_that_was_ahead_is_replaced() {
     }
 }
 
+/// Returns lives of so many hours.
+fn of_hours(authority: i64, leaf: i64) -> Lives {
+    Lives::of(SignedDuration::from_hours(authority), None, SignedDuration::from_hours(leaf), None)
+}
+
+#[test]
+fn changed_lives_replace_certificates_at_once_and_then_nothing_more() {
+    let week = 7 * 24;
+    // Leaves end with their authority at the latest.
+    for (authority, leaf) in [(week, 12), (week, 48), (week, 240), (720, 24), (48, 24), (48, 12), (12, 24)] {
+        let case = format!("{authority} {leaf}");
+        let mut store = Store::new();
+        store.settle();
+        let first = store.issuer(tls::API_SERVER_SECRET);
+        store.pass(1);
+        assert!(store.steps().is_empty(), "{case}");
+        store.lives = of_hours(authority, leaf);
+        let is_other = authority != week;
+        let expected = if is_other { vec![Step::StageAuthority] } else { Role::ALL.map(Step::Issue).to_vec() };
+        assert_eq!(store.steps(), expected, "{case}");
+        store.settle();
+        store.now = store.now.checked_add(SETTLE).unwrap();
+        store.settle();
+        assert_eq!(store.issuer(tls::API_SERVER_SECRET) != first, is_other, "{case}");
+        let signer = facts(store.authority.as_ref().unwrap(), tls::CERT_KEY).unwrap();
+        assert_eq!(signer.surplus(store.lives.authority), SignedDuration::ZERO, "{case}");
+        for secret in store.leaves.values() {
+            let facts = facts(secret, tls::CERT_KEY).unwrap();
+            let is_whole = facts.surplus(store.lives.leaf) == SignedDuration::ZERO;
+            assert!(is_whole || facts.not_after == signer.not_after, "{case}: {facts:?}");
+        }
+        store.pass(2);
+        assert!(store.steps().is_empty(), "{case}");
+    }
+}
+
+#[test]
+fn lives_that_change_all_the_time_push_no_authority_out_of_the_bundle() {
+    let mut store = Store::new();
+    store.settle();
+    let first = bundle::text(store.bundle.as_ref()).unwrap().to_owned();
+    for more in 0..20 {
+        store.lives = of_hours(100 + more, 24);
+        store.settle();
+        store.now = store.now.checked_add(SETTLE).unwrap();
+        store.settle();
+    }
+    assert_eq!(store.bundle_size(), BUNDLE_LIMIT);
+    assert!(bundle::text(store.bundle.as_ref()).unwrap().contains(&first));
+}
+
 #[test]
 fn lives_come_from_the_configuration_and_nonsense_is_left_out() {
     let lives = |strategy: Value| Lives::from_strategy(&serde_json::from_value(strategy).unwrap());
@@ -257,6 +315,9 @@ fn lives_come_from_the_configuration_and_nonsense_is_left_out() {
     let shortest = lives(json!({"selfSigned": {"ca": {"duration": "1s"}, "server": {"duration": "1s"}}}));
     assert_eq!((shortest.authority, shortest.authority_before), (SHORTEST_LIFE, LEAST_OVERLAP));
     assert_eq!((shortest.leaf, shortest.leaf_before), (SHORTEST_LIFE, SignedDuration::from_mins(2)));
+    let endless = lives(json!({"selfSigned": {"ca": {"duration": "99999999h", "renewBefore": "99999998h"}}}));
+    assert_eq!(endless.authority, LONGEST_LIFE);
+    assert!(endless.authority_before < LONGEST_LIFE);
     let hasty = lives(json!({"selfSigned": {"server": {"duration": "20m", "renewBefore": "19m59s"}}}));
     assert_eq!((hasty.leaf, hasty.leaf_before), (SignedDuration::from_mins(20), SignedDuration::from_mins(19)));
 }
