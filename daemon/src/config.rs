@@ -99,12 +99,7 @@ pub fn follow(client: Client, namespace: &str, tasks: &Spawner) -> ConfigHandle 
 /// finalizer keeps it until VMIs have ended. A deleted object leaves the last configuration in force, since running VMIs were set
 /// up by it.
 fn take(objects: &[KubeVirt], sender: &watch::Sender<Arc<ClusterConfig>>) {
-    let rank = |object: &&KubeVirt| {
-        let metadata = &object.metadata;
-        let created = metadata.creation_timestamp.as_ref().map(|at| at.0);
-        (metadata.deletion_timestamp.is_some(), created, object.name_any())
-    };
-    let Some(object) = objects.iter().min_by_key(rank) else { return };
+    let Some(object) = objects.iter().min_by_key(|object| object.rank()) else { return };
     if object.metadata.resource_version.as_deref() == Some(sender.borrow().resource_version.as_str()) {
         return;
     }

@@ -131,7 +131,8 @@ impl Controller for Requests {
 }
 
 fn lives(caches: &Caches) -> Lives {
-    let kubevirt = caches.kubevirt();
+    // The deletion of the object is no change of its configuration.
+    let kubevirt = caches.installation();
     kubevirt.map_or_else(Lives::default, |object| Lives::from_strategy(&object.spec.certificate_rotate_strategy))
 }
 

@@ -68,7 +68,7 @@ impl Controller for Installation {
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
         let namespace = &self.namespace;
-        let kubevirt = caches.kubevirt().or_else(|| caches.kubevirts.all().into_iter().next())?;
+        let kubevirt = caches.installation()?;
         let deployment = |name: &str| caches.deployments.get(&Key::new(namespace.clone(), name));
         let carriers = caches.bundle_carriers();
         let expected = tls::API_SERVICES.len() + 1 + tls::VALIDATING_WEBHOOKS.len();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use api::{KubeVirt, constants::KUBEVIRT_NAME};
+use api::{KubeVirt, constants::finalizer};
 use jiff::Timestamp;
 
 use super::{Counts, Workloads, decide, removes_workloads};
 use crate::{
     cache::{Cached, Key},
     resources::{Caches, Resource, needs},
-    runtime::{Attempt, Controller, Decision, Needs, Wake},
+    runtime::{Attempt, Controller, Decision, Effect, Kind, Needs, Wake},
     setup::Setup,
 };
 
@@ -28,6 +28,8 @@ impl Uninstall {
 /// Everything that the decision depends on.
 pub(crate) struct Observed {
     kubevirt: Arc<KubeVirt>,
+    /// Objects that do not count.
+    others: Vec<Arc<KubeVirt>>,
     counts: Counts,
     workloads: Workloads,
     now: Timestamp,
@@ -53,7 +55,8 @@ impl Controller for Uninstall {
     type Observed = Observed;
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
-        let key = Key::new(self.namespace.clone(), KUBEVIRT_NAME);
+        // The object has any name.
+        let key = Key::new(self.namespace.clone(), "");
         wake.key_on(&caches.kubevirts, &key);
         wake.key_on_change(&caches.vms, &key, stage);
         wake.key_on_change(&caches.vmis, &key, stage);
@@ -66,7 +69,9 @@ impl Controller for Uninstall {
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
-        let kubevirt = caches.kubevirts.get(attempt.key)?;
+        let kubevirt = caches.installation()?;
+        let mut others = caches.kubevirts.all();
+        others.retain(|other| other.metadata.name != kubevirt.metadata.name);
         let counts = Counts { vmis: caches.vmis.len(), vms: caches.vms.len(), replica_sets: caches.replica_sets.len() };
         let workloads = if removes_workloads(&kubevirt) {
             Workloads {
@@ -79,10 +84,63 @@ impl Controller for Uninstall {
         } else {
             Workloads::default()
         };
-        Some(Observed { kubevirt, counts, workloads, now: attempt.now })
+        Some(Observed { kubevirt, others, counts, workloads, now: attempt.now })
     }
 
     fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
-        Ok(decide(&observed.kubevirt, observed.counts, &observed.workloads, observed.now))
+        let mut decision = decide(&observed.kubevirt, observed.counts, &observed.workloads, observed.now);
+        // Nothing holds an object that does not count, also if it did before.
+        for other in &observed.others {
+            decision.effects.extend(Effect::finalizer(Kind::KubeVirt, &other.metadata, finalizer::KUBEVIRT, false));
+        }
+        Ok(decision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn kubevirt(name: &str, created: &str, held: bool, deleted: bool) -> KubeVirt {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": "kubevirt", "uid": name, "resourceVersion": "1",
+                "creationTimestamp": created, "finalizers": held.then_some([finalizer::KUBEVIRT]),
+                "deletionTimestamp": deleted.then_some("2030-02-01T00:00:00Z"),
+            },
+            "spec": {},
+        }))
+        .unwrap()
+    }
+
+    /// Returns the objects whose finalizers are written while a VMI exists, and the finalizers.
+    fn written(objects: Vec<KubeVirt>) -> Vec<(String, Value)> {
+        let (caches, controller) = (Caches::default(), Uninstall { namespace: "kubevirt".to_owned() });
+        objects.into_iter().for_each(|object| caches.kubevirts.observe(object));
+        let now = "2030-03-01T00:00:00Z".parse().unwrap();
+        let attempt = Attempt { key: &Key::new("kubevirt", ""), failure: None, now };
+        let observed = controller.observe(&caches, &attempt).unwrap();
+        let observed = Observed { counts: Counts { vmis: 1, ..Counts::default() }, ..observed };
+        let effects = controller.decide(&observed).unwrap().effects.into_iter();
+        let finalizers = |effect: Effect| match effect {
+            Effect::Patch { kind: Kind::KubeVirt, name, patch, .. } => (name, patch["metadata"]["finalizers"].clone()),
+            other => panic!("{other:?}"),
+        };
+        effects.map(finalizers).collect()
+    }
+
+    #[test]
+    fn object_that_counts_is_held_whatever_its_name() {
+        let held = || json!([finalizer::KUBEVIRT]);
+        let of = |name: &str, finalizers: Value| (name.to_owned(), finalizers);
+        let (old, new) = ("2030-01-01T00:00:00Z", "2030-01-02T00:00:00Z");
+        assert_eq!(written(vec![kubevirt("kv", old, false, false)]), [of("kv", held())]);
+        let two = vec![kubevirt("a", new, false, false), kubevirt("kv", old, false, false)];
+        assert_eq!(written(two), [of("kv", held())]);
+        // An object that was deleted before another one was created ends.
+        let replaced = vec![kubevirt("a", old, true, true), kubevirt("kv", new, false, false)];
+        assert_eq!(written(replaced), [of("kv", held()), of("a", Value::Null)]);
     }
 }
