@@ -8,7 +8,7 @@ pub mod spec;
 pub mod status;
 pub mod uninstall;
 
-use jiff::Timestamp;
+use k8s_openapi::jiff::Timestamp;
 pub use spec::KubeVirt;
 
 impl KubeVirt {

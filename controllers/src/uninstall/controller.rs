@@ -120,7 +120,7 @@ mod tests {
         let (caches, controller) = (Caches::default(), Uninstall { namespace: "kubevirt".to_owned() });
         objects.into_iter().for_each(|object| caches.kubevirts.observe(object));
         let now = "2030-03-01T00:00:00Z".parse().unwrap();
-        let attempt = Attempt { key: &Key::new("kubevirt", ""), failure: None, now };
+        let attempt = Attempt { key: &Key::new("kubevirt", ""), failures: &Default::default(), now };
         let observed = controller.observe(&caches, &attempt).unwrap();
         let observed = Observed { counts: Counts { vmis: 1, ..Counts::default() }, ..observed };
         let effects = controller.decide(&observed).unwrap().effects.into_iter();
