@@ -37,14 +37,21 @@ mod tests {
     use super::*;
 
     fn observe(caches: &Caches, name: &str, created: &str, deleted: bool) {
-        let object = json!({
-            "metadata": {
-                "name": name, "namespace": "kubevirt", "uid": name, "resourceVersion": "1",
-                "creationTimestamp": created, "deletionTimestamp": deleted.then_some("2030-02-01T00:00:00Z"),
-            },
-            "spec": {},
-        });
-        caches.kubevirts.observe(serde_json::from_value(object).unwrap());
+        let object = |version: &str, deleted: Option<&str>| -> KubeVirt {
+            serde_json::from_value(json!({
+                "metadata": {
+                    "name": name, "namespace": "kubevirt", "uid": name, "resourceVersion": version,
+                    "creationTimestamp": created, "deletionTimestamp": deleted,
+                },
+                "spec": {},
+            }))
+            .unwrap()
+        };
+        caches.kubevirts.observe(object("1", None));
+        // An answer about an object that is being deleted counts only if the object is known.
+        if deleted {
+            caches.kubevirts.observe(object("2", Some("2030-02-01T00:00:00Z")));
+        }
     }
 
     #[test]

@@ -118,7 +118,14 @@ mod tests {
     /// Returns the objects whose finalizers are written while a VMI exists, and the finalizers.
     fn written(objects: Vec<KubeVirt>) -> Vec<(String, Value)> {
         let (caches, controller) = (Caches::default(), Uninstall { namespace: "kubevirt".to_owned() });
-        objects.into_iter().for_each(|object| caches.kubevirts.observe(object));
+        for object in objects {
+            // An answer about an object that is being deleted counts only if the object is known.
+            let mut former = object.clone();
+            former.metadata.deletion_timestamp = None;
+            former.metadata.resource_version = Some("0".to_owned());
+            caches.kubevirts.observe(former);
+            caches.kubevirts.observe(object);
+        }
         let now = "2030-03-01T00:00:00Z".parse().unwrap();
         let attempt = Attempt { key: &Key::new("kubevirt", ""), failures: &Default::default(), now };
         let observed = controller.observe(&caches, &attempt).unwrap();
