@@ -56,6 +56,7 @@ impl Controller for Certificates {
             bundle: caches.config_maps.get(&Key::new(namespace.clone(), tls::CA_CONFIG_MAP)),
             leaves: leaf_secrets().into_iter().filter_map(leaf).collect(),
             lives: lives(caches),
+            is_configured: caches.installation().is_some(),
             carriers: caches.bundle_carriers(),
             now: attempt.now,
         })

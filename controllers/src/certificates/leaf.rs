@@ -81,7 +81,8 @@ pub(super) fn renew_at(
     }
     // Another life is configured. A leaf that ends with its authority cannot be longer.
     let surplus = facts.surplus(observed.lives.leaf);
-    if surplus > LIFE_TOLERANCE || (surplus < -LIFE_TOLERANCE && facts.not_after < authority.not_after) {
+    let is_other = surplus > LIFE_TOLERANCE || (surplus < -LIFE_TOLERANCE && facts.not_after < authority.not_after);
+    if observed.is_configured && is_other {
         return None;
     }
     // A leaf that ends with its authority is replaced with it: another one would end at the same time.

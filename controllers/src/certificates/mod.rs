@@ -159,6 +159,8 @@ pub(crate) struct Observed {
     pub leaves: BTreeMap<String, Arc<Secret>>,
     /// Lives of certificates.
     pub lives: Lives,
+    /// True while there is a KubeVirt object. Without one, nothing says that other lives are wanted.
+    pub is_configured: bool,
     /// Objects that hold a copy of the bundle.
     pub carriers: Vec<(Kind, Arc<BundleCarrier>)>,
     /// The current time.
@@ -216,7 +218,7 @@ pub(crate) fn plan(observed: &Observed) -> (Vec<Step>, Duration) {
     match &next {
         None => {
             let renew_at = current.not_after.checked_sub(observed.lives.authority_before).unwrap_or(now);
-            let is_other = current.surplus(observed.lives.authority).abs() > LIFE_TOLERANCE;
+            let is_other = observed.is_configured && current.surplus(observed.lives.authority).abs() > LIFE_TOLERANCE;
             // A life that changes all the time must push no authority out of the bundle whose certificates are in use.
             let has_room = wanted.matches("BEGIN CERTIFICATE").count() < BUNDLE_LIMIT;
             if now >= renew_at || !current.has_begun(now) || (is_other && has_room) {

@@ -10,6 +10,7 @@ struct Store {
     bundle: Option<ConfigMap>,
     leaves: BTreeMap<String, Secret>,
     lives: Lives,
+    is_configured: bool,
     now: Timestamp,
 }
 
@@ -20,6 +21,7 @@ impl Store {
             bundle: None,
             leaves: BTreeMap::new(),
             lives: Lives::default(),
+            is_configured: true,
             now: "2030-01-01T00:00:00Z".parse().unwrap(),
         }
     }
@@ -32,6 +34,7 @@ impl Store {
             bundle: self.bundle.clone().map(Arc::new),
             leaves: leaves.collect(),
             lives: self.lives,
+            is_configured: self.is_configured,
             carriers: Vec::new(),
             now: self.now,
         })
@@ -285,6 +288,17 @@ fn changed_lives_replace_certificates_at_once_and_then_nothing_more() {
         store.pass(2);
         assert!(store.steps().is_empty(), "{case}");
     }
+}
+
+#[test]
+fn end_of_the_configuration_replaces_no_certificates() {
+    let mut store = Store::new();
+    store.lives = of_hours(48, 12);
+    store.settle();
+    (store.lives, store.is_configured) = (Lives::default(), false);
+    assert!(store.steps().is_empty());
+    store.is_configured = true;
+    assert_eq!(store.steps(), [Step::StageAuthority]);
 }
 
 #[test]
