@@ -267,7 +267,7 @@ fn publish(sender: &watch::Sender<LauncherState>, state: &LauncherState) {
 }
 
 fn outcome(state: LauncherState) -> Outcome {
-    let ended = matches!(state.reason.as_str(), "shutdown" | "destroyed" | "migrated");
+    let ended = matches!(state.reason.as_str(), "shutdown" | "destroyed" | "migrated" | "saved");
     let success = state.failure.is_empty()
         && (state.lifecycle() == Lifecycle::NoDomain || (state.lifecycle() == Lifecycle::Shutoff && ended));
     let message = if state.failure.is_empty() { state.reason } else { state.failure };

@@ -51,3 +51,15 @@ async fn a_later_worker_knows_a_saved_guest_by_its_file() {
         assert_eq!(state.memory_save.unwrap().failure.is_empty(), reason == "saved");
     }
 }
+
+#[tokio::test]
+async fn the_pod_of_a_saved_guest_ends_well() {
+    let pod = TestPod::new("save-ends");
+    let worker = pod.running().await;
+    write(&worker, "");
+    save(&worker).await;
+    assert_eq!(worker.reaches(Lifecycle::Shutoff).await.reason, "saved");
+    let outcome = worker.finish().await;
+    assert!(outcome.success, "{}", outcome.message);
+    assert_eq!(outcome.message, "saved");
+}
