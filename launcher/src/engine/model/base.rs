@@ -174,7 +174,7 @@ pub(crate) struct Base {
     pub(crate) wanted_devices: BTreeSet<Item>,
     /// Sizes of the disks that the launcher created.
     pub(crate) disk_sizes: Vec<protocol::DiskTarget>,
-    /// The domain was started with ACPI.
+    /// The domain has, or had, ACPI.
     pub(crate) acpi: bool,
 }
 

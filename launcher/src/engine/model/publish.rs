@@ -35,7 +35,9 @@ impl Base {
         if !connected {
             forget_guest(published);
         }
-        published.acpi = self.acpi || active.acpi;
+        // A domain that has ended has no XML, and a later worker has not started it.
+        self.acpi |= active.acpi;
+        published.acpi = self.acpi;
         if over || active.machine_type.is_empty() {
             return changed;
         }

@@ -111,6 +111,16 @@ fn the_published_state_follows_the_domain_and_the_guest_agent() {
 }
 
 #[test]
+fn a_later_worker_knows_that_an_ended_domain_had_acpi() {
+    let mut table = Table::live();
+    table.take(CHANGED);
+    let Input::Read(Ok(facts), _) = read(Lifecycle::Shutoff, "destroyed") else { unreachable!() };
+    table.take(Input::Read(Ok(DomainFacts { xml: String::new(), ..facts }), None));
+    assert_eq!(table.state.base.stage, Stage::Ended);
+    assert!(table.state.base.published.acpi);
+}
+
+#[test]
 fn a_domain_that_cannot_go_on_is_ended_with_the_reason() {
     let mut table = Table::live();
     assert_eq!(table.take(Input::Lost("no TPM".into())), ["destroy gently"]);
