@@ -7,7 +7,10 @@ use protocol::Lifecycle;
 use super::State;
 use crate::{
     domain::parse::parse,
-    engine::model::{DomainCall, Effect, JobInput, JobName, Link, Stage, is_over},
+    engine::{
+        jobs::dump::MemoryDump,
+        model::{DomainCall, Effect, JobInput, JobName, Link, Stage, is_over},
+    },
     hypervisor::{DomainFacts, HypervisorError},
 };
 
@@ -85,6 +88,17 @@ impl State {
             self.on_looked();
             self.pass_to_slot(JobInput::Connected);
             self.pass_to(JobName::Sync, JobInput::Connected);
+        }
+        self.resume_after_dump();
+    }
+
+    /// Lets a guest go on that is stopped for a dump without a job. libvirt keeps the reason of a guest that the user has paused.
+    fn resume_after_dump(&mut self) {
+        let base = &self.base;
+        let is_known = base.reading.is_fresh && !base.reading.in_progress && base.stage == Stage::Live;
+        let is_stopped = base.published.lifecycle() == Lifecycle::Paused && base.published.reason == "dump";
+        if is_known && is_stopped && self.job.is_none() && base.actions.is_empty() {
+            self.job = Some(MemoryDump::left(base).into());
         }
     }
 

@@ -32,9 +32,62 @@ fn a_dump_is_written_once_and_its_end_is_published() {
     assert_eq!(request(&mut table, "claim", "b"), ["dump"]);
     table.take(to_dump(JobInput::MemoryDumped(Err(HypervisorError::Libvirt { code: 1, message: "no space".into() }))));
     assert_eq!(shown(&table), ("b".into(), true, "Domain memory dump failed: no space".into()));
-    request(&mut table, "claim", "c");
-    table.take(to_dump(JobInput::MemoryDumped(Err(HypervisorError::Disconnected("killed".into())))));
+}
+
+/// libvirt's daemon ends during the dump.
+fn interrupt(table: &mut Table) -> Vec<String> {
+    table.take(to_dump(JobInput::MemoryDumped(Err(HypervisorError::Disconnected("killed".into())))))
+}
+
+#[test]
+fn a_guest_that_a_dump_has_stopped_goes_on_once_qemu_lets_it() {
+    let mut table = Table::live();
+    request(&mut table, "claim", "a");
+    assert_eq!(interrupt(&mut table), ["read"]);
+    assert_eq!(table.take(Input::Read(Err(HypervisorError::Disconnected("killed".into())), None)), ["disconnect"]);
+    assert_eq!(table.after(1), ["connect"]);
+    assert_eq!(table.take(Input::Connected(Ok(true))), ["read"]);
+    assert_eq!(table.take(read(Lifecycle::Paused, "dump")), ["attend"]);
+    let mut attempt = |result| {
+        assert_eq!(table.after(1), ["read"]);
+        assert_eq!(table.take(read(Lifecycle::Paused, "dump")), ["attend", "run dumped guest"]);
+        (table.take(to_dump(JobInput::Resumed(result))), shown(&table))
+    };
+    let refused = HypervisorError::Libvirt { code: 1, message: "There is a dump in process, please wait.".into() };
+    for _ in 0..2 {
+        assert_eq!(attempt(Err(refused.clone())), (vec![], ("a".into(), false, String::new())));
+    }
+    let asks_again = (String::new(), false, String::new());
+    assert_eq!(attempt(Ok(())), (vec!["read".to_owned()], asks_again));
+    assert_eq!(request(&mut table, "claim", "a"), ["dump"]);
+}
+
+#[test]
+fn a_guest_that_the_user_has_paused_stays_paused_after_a_dump() {
+    let mut table = Table::live();
+    table.take(Input::DomainChanged { closed: false, crashed: false });
+    table.take(read(Lifecycle::Paused, "user"));
+    request(&mut table, "claim", "a");
+    assert_eq!(interrupt(&mut table), ["read"]);
     assert_eq!(shown(&table), (String::new(), false, String::new()), "virt-handler asks again");
+    assert_eq!(table.take(read(Lifecycle::Paused, "user")), ["attend"]);
+    assert_eq!(table.after(1), [""; 0]);
+}
+
+#[test]
+fn a_guest_that_a_former_worker_has_left_stopped_goes_on() {
+    for (lifecycle, reason, effects) in [
+        (Lifecycle::Paused, "dump", &["attend", "run dumped guest"][..]),
+        // libvirt has written the dump, and resumed the guest.
+        (Lifecycle::Running, "unpaused", &["attend"]),
+    ] {
+        let mut table = Table::live();
+        table.take(Input::DomainChanged { closed: false, crashed: false });
+        assert_eq!(table.take(read(Lifecycle::Paused, "dump")), ["attend"]);
+        assert_eq!(table.after(1), ["read"]);
+        assert_eq!(table.take(read(lifecycle, reason)), effects);
+        assert_eq!(table.state.job.is_none(), lifecycle == Lifecycle::Running);
+    }
 }
 
 #[test]

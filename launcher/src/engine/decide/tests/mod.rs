@@ -231,6 +231,7 @@ fn name(effect: &Effect) -> &'static str {
             DomainCall::Resume if *job == Some(JobName::Sync) => "resume after error",
             DomainCall::Resume if *job == Some(JobName::Start) => "run restored guest",
             DomainCall::Resume if *job == Some(JobName::MemorySave) => "run unsaved guest",
+            DomainCall::Resume if *job == Some(JobName::MemoryDump) => "run dumped guest",
             DomainCall::Resume => "run after migration",
             DomainCall::Act(_, GuestCall::Suspend) => "suspend",
             DomainCall::Act(_, GuestCall::Resume) => "resume",
