@@ -43,7 +43,7 @@ pub(super) struct Thaw {
     /// number is not known.
     without_file_systems: bool,
     /// A freeze was sent, and nothing shows yet what became of it.
-    pub(super) is_open: bool,
+    is_open: bool,
 }
 
 impl Thaw {
@@ -64,6 +64,21 @@ impl Thaw {
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         self.task.is_none()
+    }
+
+    /// Records the state of the file systems. The guest agent answers in turn: a freeze before has ended.
+    pub(super) fn learn(&mut self, file_systems: &str) {
+        self.is_open = false;
+        if file_systems == "thawed" {
+            self.frozen_until = None;
+        }
+    }
+
+    /// Records the end of the guest agent's connection: a guest that was reset has no frozen file system.
+    pub(super) fn disconnect(&mut self) {
+        if self.task.is_none() && !self.is_open {
+            self.frozen_until = None;
+        }
     }
 
     fn disarm(&mut self) {

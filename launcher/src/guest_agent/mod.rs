@@ -181,6 +181,7 @@ impl GuestAgent {
         }
         if !connected && state.connected {
             state.answers.clear();
+            self.inner.thaw.lock().unwrap_or_else(PoisonError::into_inner).disconnect();
             self.inner.facts.send_if_modified(|facts| {
                 let nothing = GuestFacts { silences: facts.silences, ..GuestFacts::default() };
                 std::mem::replace(facts, nothing.clone()) != nothing
@@ -409,9 +410,8 @@ impl Inner {
             }
             *facts != before
         });
-        // The guest agent answers in turn: a freeze before has ended.
-        if query == Query::Freeze {
-            self.thaw.lock().unwrap_or_else(PoisonError::into_inner).is_open = false;
+        if let Answer::Freeze(status) = &answer {
+            self.thaw.lock().unwrap_or_else(PoisonError::into_inner).learn(status);
         }
         let is_polled = !matches!(answer, Answer::Users(_) | Answer::FileSystems(_) | Answer::Load(_));
         if is_polled && state.answers.iter().any(|(known, _, before)| *known == query && *before != answer) {

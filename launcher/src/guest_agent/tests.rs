@@ -429,6 +429,29 @@ async fn probes_do_not_count_while_the_guest_may_be_frozen() {
     assert!((155..=160).contains(&left), "bounded by the thaw: {left}");
 }
 
+/// Without an automatic thaw only the guest shows that it is frozen no more.
+#[tokio::test]
+async fn probes_count_again_after_the_guest_has_thawed_or_was_reset() {
+    let stage = Stage::known("probes-thawed").await;
+    stage.agent.freeze(0).await.unwrap();
+    stage.guest.frozen.store(false, Ordering::SeqCst);
+    let limit = tokio::time::Instant::now() + Duration::from_secs(5);
+    stage.agent.inner.ask_in_turn(Query::Freeze, limit).await.unwrap();
+    assert!(!stage.agent.may_be_frozen());
+    for thaw_after in [0, 100] {
+        let stage = Stage::known(&format!("probes-reset-{thaw_after}")).await;
+        stage.agent.freeze(thaw_after).await.unwrap();
+        stage.agent.attend(false, true);
+        assert_eq!(stage.agent.may_be_frozen(), thaw_after != 0, "{thaw_after}");
+    }
+    // The answer to the freeze is open.
+    let stage = Stage::known("probes-open").await;
+    stage.guest.loses_freezes.store(true, Ordering::SeqCst);
+    stage.agent.freeze(0).await.unwrap_err();
+    stage.agent.attend(false, true);
+    assert!(stage.agent.may_be_frozen());
+}
+
 #[tokio::test]
 async fn a_program_in_the_guest_gives_its_exit_code_and_its_output() {
     let stage = Stage::known("exec").await;
