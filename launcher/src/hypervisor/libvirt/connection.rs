@@ -151,6 +151,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hypervisor::libvirt::daemon::DAEMON_CONF;
 
     #[test]
     fn no_kind_of_call_uses_up_the_permits_of_another() {
@@ -166,5 +167,16 @@ mod tests {
         }
         let all: usize = CallKind::ALL.iter().map(|kind| kind.limit()).sum();
         assert!(all < crate::worker::BLOCKING_THREADS, "{all} calls leave no thread for files");
+    }
+
+    #[test]
+    fn the_daemon_works_on_all_calls_at_once() {
+        let setting = |name: &str| -> usize {
+            let mut lines = DAEMON_CONF.lines().filter_map(|line| line.split_once(" = "));
+            lines.find(|(known, _)| *known == name).unwrap().1.parse().unwrap()
+        };
+        let all: usize = CallKind::ALL.iter().map(|kind| kind.limit()).sum();
+        assert!(setting("max_client_requests") > all, "a keep-alive is a request, too");
+        assert!(setting("max_workers") >= all);
     }
 }

@@ -97,18 +97,20 @@ keepalive_interval = 3
 keepalive_count = 4
 ";
 
-/// Configuration of the daemon. It has one client, so few threads are enough.
-const DAEMON_CONF: &str = "\
+/// Configuration of the daemon. It has one client, all of whose calls may wait for QEMU or the guest at once: the daemon reads no further
+/// request of a client with `max_client_requests`. A worker begins when no other is free, so `max_workers` costs no memory until then.
+pub(super) const DAEMON_CONF: &str = "\
 log_level = 3
 log_outputs = \"3:stderr\"
 auth_unix_rw = \"none\"
 # There is no audit daemon in the pod.
 audit_level = 0
 min_workers = 2
-max_workers = 8
+max_workers = 16
 prio_workers = 1
 max_clients = 8
 max_anonymous_clients = 8
+max_client_requests = 16
 admin_min_workers = 1
 admin_max_workers = 1
 admin_max_clients = 2
