@@ -125,6 +125,9 @@ pub(crate) enum DomainError {
     /// The pod has too few CPUs for the threads of the domain.
     #[error("cannot pin the CPUs of the VMI: {0}")]
     Pinning(#[from] PinningError),
+    /// The domain was not rendered in time. The next attempt may succeed.
+    #[error("the domain cannot be rendered yet")]
+    Late,
     /// The NUMA nodes of the CPUs of the pod cannot be those of the guest.
     #[error("cannot map the NUMA nodes of the host: {0}")]
     Numa(#[from] NumaError),

@@ -1,7 +1,6 @@
 //! Grows images with their claims: before a start the image, in a running guest its disk.
 
 use std::{
-    collections::BTreeSet,
     fs::OpenOptions,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -24,13 +23,8 @@ const BLOCK: u64 = 512;
 const OVERHEAD: u64 = 55_000;
 const MILLION: u64 = 1_000_000;
 
-/// Returns the sizes in bytes that the disks of a running domain could have, by volume. Disks that visibly have their
-/// full size are left out. Errors are logged: the guest keeps its size. `slices` are volumes of which the guest sees a part.
-pub(crate) fn claim_sizes(
-    vmi: &VirtualMachineInstance,
-    paths: &Paths,
-    slices: &BTreeSet<String>,
-) -> Vec<(String, u64)> {
+/// Returns the volumes whose disks can grow with their claims in a running guest.
+pub(crate) fn growable(vmi: &VirtualMachineInstance) -> Vec<String> {
     let writable = |name: &str| {
         vmi.spec.domain.devices.disks.iter().any(|disk| disk.name == name && disk.cdrom.is_none())
             && Paths::is_single_component(name)
@@ -40,21 +34,22 @@ pub(crate) fn claim_sizes(
         None => volume.data_volume.is_some(),
     };
     let volumes = vmi.spec.volumes.iter().filter(own).filter(|volume| writable(&volume.name));
-    let room = |volume: &Volume| {
-        if hotplug::is_hotplugged(vmi, volume) {
-            hotplugged_room(&volume.name, vmi, paths)
-        } else {
-            volume_room(&volume.name, vmi, paths, slices.contains(&volume.name))
-        }
+    volumes.map(|volume| volume.name.clone()).collect()
+}
+
+/// Returns the size in bytes that the disk of a running domain could have; `None` if it visibly has its full size. An error is logged:
+/// the guest keeps its size. `is_slice`: the guest sees a part of the volume.
+pub(crate) fn possible_size(volume: &str, vmi: &VirtualMachineInstance, paths: &Paths, is_slice: bool) -> Option<u64> {
+    let is_hotplugged = |known: &Volume| known.name == volume && hotplug::is_hotplugged(vmi, known);
+    let size = if vmi.spec.volumes.iter().any(is_hotplugged) {
+        hotplugged_room(volume, vmi, paths)
+    } else {
+        volume_room(volume, vmi, paths, is_slice)
     };
-    let sizes = volumes.filter_map(|volume| match room(volume) {
-        Ok(size) => size.map(|size| (volume.name.clone(), size)),
-        Err(error) => {
-            tracing::warn!(volume = volume.name, %error, "cannot read the claim's size");
-            None
-        }
-    });
-    sizes.collect()
+    size.unwrap_or_else(|error| {
+        tracing::warn!(volume, %error, "cannot read the claim's size");
+        None
+    })
 }
 
 fn volume_room(
@@ -215,10 +210,12 @@ mod tests {
             (&disk, true, "8Mi", None, None),
             (&cdrom, false, "8Mi", None, None),
         ] {
-            for (slices, expected) in [(BTreeSet::new(), whole), (BTreeSet::from(["data".to_owned()]), slice)] {
-                let sizes = claim_sizes(&vmi(disk.clone(), read_only, size), &paths, &slices);
-                let expected = Vec::from_iter(expected.map(|size| ("data".to_owned(), size * MEBIBYTE)));
-                assert_eq!(sizes, expected, "{disk} {read_only} {size} {slices:?}");
+            let vmi = vmi(disk.clone(), read_only, size);
+            for (is_slice, expected) in [(false, whole), (true, slice)] {
+                let sizes = growable(&vmi).into_iter();
+                let sizes = sizes.filter_map(|volume| possible_size(&volume, &vmi, &paths, is_slice));
+                let expected = Vec::from_iter(expected.map(|size| size * MEBIBYTE));
+                assert_eq!(Vec::from_iter(sizes), expected, "{disk} {read_only} {size} {is_slice}");
             }
         }
         std::fs::remove_dir_all(&root).unwrap();

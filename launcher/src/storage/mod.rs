@@ -20,7 +20,7 @@ use thiserror::Error;
 
 pub(crate) use self::{
     access::{Access, check_access},
-    grow::claim_sizes,
+    grow::{growable, possible_size},
     hotplug::hotplugged_source,
     image::ImageFormat,
     metrics_disk::write as write_metrics,

@@ -1,8 +1,8 @@
 //! The driver: one task that owns the domain. It passes events, requests and results to [`decide`](super::decide::decide),
 //! publishes the state and carries the effects out ([`effects`]). `handle` is the engine's side for the server; `prepare`
 //! makes disks and XML, `timings` measures the steps of a start, `services` runs DHCP, console and credentials,
-//! `migration` passes migrations on, `records` keeps what a later worker needs, `departure` ends a QEMU whose guest has left,
-//! `crash` reads QEMU's log.
+//! `sizes` reads claims, `migration` passes migrations on, `records` keeps what a later worker needs, `departure` ends a QEMU
+//! whose guest has left, `crash` reads QEMU's log.
 
 mod crash;
 mod departure;
@@ -16,6 +16,7 @@ mod records;
 #[cfg(test)]
 mod save_tests;
 mod services;
+mod sizes;
 #[cfg(test)]
 mod tests;
 mod timings;
@@ -39,6 +40,7 @@ use self::{
     handle::{CurrentDomain, Envelope, GuestAgentChannel},
     prepare::{Pod, kvm_usable},
     services::Services,
+    sizes::ClaimReads,
     timings::Timings,
 };
 use super::{
@@ -153,6 +155,8 @@ impl Driver {
                 host_devices: AllocatedDevices::new(std::env::vars_os()),
                 vm_state,
                 disks: Arc::new(Semaphore::new(1)),
+                claims: ClaimReads::default(),
+                rendering: Arc::new(Semaphore::new(1)),
             }),
             services: Services::new(tasks.clone(), guest_agent.clone(), consoles),
             guest_facts: guest_agent.facts(),

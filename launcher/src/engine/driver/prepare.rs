@@ -10,6 +10,7 @@ use std::{
 use api::{VirtualMachineInstance, constants::annotation, dedicated, hotplug};
 use tokio::sync::Semaphore;
 
+use super::sizes::ClaimReads;
 use crate::{
     domain::{
         self, AllocatedDevices, Domain, DomainError, Environment,
@@ -27,12 +28,16 @@ use crate::{
 
 /// Time limit of preparing the disks.
 const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
-/// Time limit of reading the claims' sizes of a running domain, and of rendering it.
-const COMPARE_DEADLINE: Duration = Duration::from_secs(3);
+/// Time limit of opening volumes for a running domain.
+const OPEN_DEADLINE: Duration = Duration::from_secs(3);
+/// Time limits of reading the sizes of claims of a running domain, and of rendering it. Storage or a host that is slow for once makes no
+/// error of a Sync, for whose answer virt-handler waits 20 s.
+const SIZES_DEADLINE: Duration = Duration::from_secs(8);
+const RENDER_DEADLINE: Duration = Duration::from_secs(6);
 /// Error of a volume that cannot be opened.
 const NOT_READABLE: &str = "the volume cannot be opened in the pod of virt-launcher yet";
-/// Limit of concurrent reads of claims' sizes.
-static SIZE_READS: Semaphore = Semaphore::const_new(1);
+/// Error of a volume whose claim does not answer.
+const NOT_MEASURED: &str = "the size of its claim cannot be read yet";
 /// Debian's directory of UEFI firmware, in case the cluster's setting names another distribution's.
 const OVMF_FALLBACK: &str = "/usr/share/OVMF";
 /// The same for guests of arm64.
@@ -52,6 +57,10 @@ pub(super) struct Pod {
     pub(super) vm_state: VmState,
     /// The turn to work on disks: storage that does not answer holds one thread, not one for each attempt.
     pub(super) disks: Arc<Semaphore>,
+    /// Reads of the sizes of claims.
+    pub(super) claims: ClaimReads,
+    /// The turn to render the domain of a Sync.
+    pub(super) rendering: Arc<Semaphore>,
 }
 
 /// Preparation of a VMI's domain.
@@ -145,21 +154,35 @@ impl Preparation {
 
     /// Reads what a running domain is compared with: the claims' sizes and the wanted domain. No disk is prepared.
     pub(super) async fn compare(self, active: Arc<DomainConfig>) -> JobInput {
-        let sizes = self.claim_sizes(&active).await;
-        let (plugged, left_out) = self.plugged_sources(&active).await;
-        let known = active.clone();
+        let ((sizes, silent), (plugged, mut left_out)) =
+            tokio::join!(self.claim_sizes(&active), self.plugged_sources(&active));
+        if !silent.is_empty() {
+            tracing::warn!(?silent, "the claims of these volumes do not answer");
+        }
+        left_out.extend(silent.into_iter().map(|volume| (volume, NOT_MEASURED.to_owned())));
+        let wanted = self.wanted_config(active, plugged).await;
+        JobInput::Compared { sizes, wanted, left_out }
+    }
+
+    /// Renders the wanted domain with the disks of the active one.
+    async fn wanted_config(
+        self,
+        active: Arc<DomainConfig>,
+        plugged: Vec<(String, Plugged)>,
+    ) -> Result<Box<DomainConfig>, DomainError> {
+        let turn = self.pod.rendering.clone().try_acquire_owned().map_err(|_| DomainError::Late)?;
         let work = tokio::task::spawn_blocking(move || {
-            let domain = self.render(&disks_of(&self.wanted.vmi, &known, plugged))?;
-            Ok(Box::new(parse(&domain.xml)))
+            let domain = self.render(&disks_of(&self.wanted.vmi, &active, plugged));
+            drop(turn);
+            domain.map(|domain| Box::new(parse(&domain.xml)))
         });
-        let wanted = match tokio::time::timeout(COMPARE_DEADLINE, work).await {
+        match tokio::time::timeout(RENDER_DEADLINE, work).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) | Err(_) => {
                 tracing::warn!("rendering the wanted domain took too long");
-                Ok(Box::new((*active).clone()))
+                Err(DomainError::Late)
             }
-        };
-        JobInput::Compared { sizes, wanted, left_out }
+        }
     }
 
     /// Opens the hot-plugged volumes that the pod has and the domain has not. Returns the volumes that cannot be opened in
@@ -178,7 +201,7 @@ impl Preparation {
             });
         }
         let mut sources = Vec::new();
-        let limit = tokio::time::Instant::now() + COMPARE_DEADLINE;
+        let limit = tokio::time::Instant::now() + OPEN_DEADLINE;
         while let Ok(Some(result)) = tokio::time::timeout_at(limit, opened.join_next()).await {
             match result {
                 Ok((volume, Ok(plugged))) => {
@@ -193,24 +216,18 @@ impl Preparation {
         (sources, left_out.into_iter().collect())
     }
 
-    /// Returns the possible sizes of disks in claims, by volume. Each read holds a thread, so storage that does not
-    /// answer is not read again before it does.
-    async fn claim_sizes(&self, active: &DomainConfig) -> Vec<(String, u64)> {
-        let Ok(turn) = SIZE_READS.try_acquire() else { return Vec::new() };
-        let slices = active.disks.iter().filter(|disk| disk.is_slice).map(|disk| disk.name.clone()).collect();
+    /// Returns the possible sizes of the domain's disks in claims, by volume, and the volumes whose claims do not answer.
+    async fn claim_sizes(&self, active: &DomainConfig) -> (Vec<(String, u64)>, BTreeSet<String>) {
+        let slices = active.disks.iter().filter(|disk| disk.is_slice).map(|disk| disk.name.clone());
+        let slices: BTreeSet<String> = slices.collect();
+        let is_active = |volume: &String| active.disks.iter().any(|disk| disk.name == *volume);
+        let volumes = storage::growable(&self.wanted.vmi).into_iter().filter(is_active).collect();
         let this = self.clone();
-        let work = tokio::task::spawn_blocking(move || {
-            let sizes = storage::claim_sizes(&this.wanted.vmi, &this.pod.paths, &slices);
-            drop(turn);
-            sizes
-        });
-        match tokio::time::timeout(COMPARE_DEADLINE, work).await {
-            Ok(Ok(sizes)) => sizes,
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!("reading the claims' sizes took too long");
-                Vec::new()
-            }
-        }
+        let read = move |volume: &str| {
+            storage::possible_size(volume, &this.wanted.vmi, &this.pod.paths, slices.contains(volume))
+        };
+        let (sizes, silent) = self.pod.claims.each(volumes, SIZES_DEADLINE, read).await;
+        (sizes.into_iter().filter_map(|(volume, size)| Some((volume, size?))).collect(), silent)
     }
 
     /// Writes the tags of devices to the cloud-init image. Returns its volume and size if the data source can hold

@@ -94,7 +94,8 @@ pub(crate) enum JobInput {
         /// Possible sizes in bytes of disks in claims, by volume.
         sizes: Vec<(String, u64)>,
         wanted: Result<Box<DomainConfig>, DomainError>,
-        /// Hot-plugged volumes without a disk in the wanted domain, and why they cannot be opened yet.
+        /// Hot-plugged volumes without a disk in the wanted domain, and why they cannot be opened yet; also volumes whose claims do not
+        /// answer.
         left_out: Vec<(String, String)>,
     },
     /// Result of [`DomainCall::GrowDisk`]: false if the disk already has the size.

@@ -76,6 +76,18 @@ fn what_cannot_be_changed_or_rendered_is_an_item() {
 }
 
 #[test]
+fn a_domain_that_cannot_be_compared_in_time_is_compared_again() {
+    let mut table = comparing();
+    let left_out = vec![("root".to_owned(), "the size of its claim cannot be read yet".to_owned())];
+    let compared = JobInput::Compared { sizes: vec![("ci".to_owned(), 20)], wanted: Err(DomainError::Late), left_out };
+    assert_eq!(table.take(to_sync(compared)), ["grow"], "other disks grow");
+    assert_eq!(table.take(to_sync(JobInput::DiskGrown(Ok(true)))), [""; 0]);
+    let items = table.state.base.published.items.iter();
+    let items: Vec<_> = items.map(|item| (item.kind(), item.name.as_str(), item.needs_restart)).collect();
+    assert_eq!(items, [(ItemKind::Other, "", false), (ItemKind::Volume, "root", false)]);
+}
+
+#[test]
 fn a_guest_that_is_stopped_by_a_disk_error_resumes_after_its_disks_have_grown() {
     let mut table = comparing();
     table.state.base.published.set_lifecycle(Lifecycle::Paused);

@@ -231,6 +231,7 @@ fn rendering_failure(error: &DomainError, active: &DomainConfig) -> Option<ItemR
     let (kind, name) = match error {
         DomainError::NoNic(name) if active.interfaces.iter().any(|known| known.name == *name) => return None,
         DomainError::NoNic(name) => (ItemKind::Interface, name.clone()),
+        DomainError::Late => return Some(Item::new(ItemKind::Other, "").failed(error.to_string())),
         _ => (ItemKind::Other, String::new()),
     };
     Some(ItemResult { kind: kind.into(), name, message: error.to_string(), needs_restart: true })
