@@ -37,9 +37,9 @@ impl Signals {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Reports a crash of the guest's kernel.
-    pub(crate) fn has_crashed(&self) -> bool {
-        self.crashed.load(Ordering::Acquire)
+    /// Reports a crash of the guest's kernel since the last call.
+    pub(crate) fn take_crashed(&self) -> bool {
+        self.crashed.swap(false, Ordering::AcqRel)
     }
 
     /// Returns the state of the guest agent's connection; `None` before the first event.

@@ -55,7 +55,7 @@ impl State {
     /// Decides on a domain event.
     pub(super) fn on_domain_changed(&mut self, closed: bool, crashed: bool) {
         // First: virt-handler may disconnect once the domain has ended.
-        if crashed && self.base.published.guest_panic.is_none() {
+        if crashed {
             self.base.effects.push(Effect::ReadCrash);
         }
         if closed {

@@ -211,7 +211,7 @@ impl Driver {
         let input = tokio::select! {
             biased;
             () = changed(signals.as_deref()) => {
-                let (closed, crashed) = signals.map_or((true, false), |s| (s.is_closed(), s.has_crashed()));
+                let (closed, crashed) = signals.map_or((true, false), |s| (s.is_closed(), s.take_crashed()));
                 Input::DomainChanged { closed, crashed }
             }
             Some(finished) = self.running.join_next() => match finished {

@@ -39,7 +39,7 @@ pub(crate) enum Input {
     DomainChanged {
         /// The connection has ended.
         closed: bool,
-        /// The guest's kernel has crashed.
+        /// The guest's kernel has crashed since the last event.
         crashed: bool,
     },
     /// The guest agent's facts have changed.

@@ -73,12 +73,11 @@ impl Base {
         }
     }
 
-    /// Publishes the guest's first kernel crash.
+    /// Publishes a crash of the guest's kernel. The guest goes on if it writes a dump of its own.
     pub(crate) fn publish_crash(&mut self, panic: GuestPanic) {
-        if self.published.guest_panic.is_none() {
-            tracing::warn!(kind = panic.kind, "the guest's kernel has crashed");
-            self.published.guest_panic = Some(panic);
-        }
+        tracing::warn!(kind = panic.kind, "the guest's kernel has crashed");
+        self.published.guest_panics = self.published.guest_panics.saturating_add(1);
+        self.published.guest_panic = Some(panic);
     }
 
     /// Returns the items of devices that the guest has not released.

@@ -173,8 +173,10 @@ pub(super) struct Observed {
     pub(super) ran: bool,
     /// The event `Created` was sent.
     pub(super) created_sent: bool,
-    /// The event `GuestPanicked` was sent.
-    pub(super) panic_sent: bool,
+    /// Number of panics of the guest's kernel in the last report; `None` before the first one to this process.
+    pub(super) panics: Option<u32>,
+    /// Time of the last event `GuestPanicked`.
+    pub(super) panicked_at: Option<Duration>,
     /// Time of the last event `GuestAgentPingFailed`.
     pub(super) ping_failed_at: Option<Duration>,
     /// Since when there is no domain although the guest has run.
@@ -282,7 +284,8 @@ impl Observed {
             hello_at: None,
             ran: false,
             created_sent: false,
-            panic_sent: false,
+            panics: None,
+            panicked_at: None,
             ping_failed_at: None,
             no_domain_since: None,
             guest_changed_at: None,

@@ -14,6 +14,8 @@ use crate::vmi::{
 
 /// Least interval of events about failed pings of the guest agent, independent of the launcher's count.
 const PING_EVENT_INTERVAL: Duration = Duration::from_secs(60);
+/// The same for events about panics of the guest's kernel, of which a guest can report any number.
+const PANIC_EVENT_INTERVAL: Duration = Duration::from_secs(10);
 /// First and longest pause before a Sync is repeated for a guest that an I/O error paused, or for items that failed.
 const RETRY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(180));
 /// Duration after which a running guest counts as recovered from an I/O error.
@@ -36,12 +38,15 @@ pub(crate) struct IoPause {
 impl Observed {
     /// Applies a state that the launcher reported. Returns events for users.
     pub(in crate::vmi) fn apply_report(&mut self, state: LauncherState, now: Now) -> Vec<Event> {
-        // A restarted virt-handler finds a panic that was reported before: the VMI is final then. The launcher can withdraw and
-        // repeat its report.
-        let sent = self.panic_sent || (self.report.is_none() && self.facts.is_final());
-        self.panic_sent |= state.guest_panic.is_some();
-        let panic = state.guest_panic.as_ref().filter(|_| !sent);
-        let panic = panic.map(|panic| Event::warning(GUEST_PANICKED, panic_text(panic)));
+        let panics = number_of_panics(&state);
+        // A restarted virt-handler finds panics that were reported before. One that has just ended the guest was not.
+        let is_end = matches!(Domain::of(Some(&state)), Domain::Ended(End::Crashed)) && !self.facts.is_final();
+        let known = self.panics.replace(panics).unwrap_or(if is_end { 0 } else { panics });
+        let sent = self.panicked_at.is_some_and(|at| now.since_start < at.saturating_add(PANIC_EVENT_INTERVAL));
+        let panic = state.guest_panic.as_ref().filter(|_| panics > known && !sent).map(|panic| {
+            self.panicked_at = Some(now.since_start);
+            Event::warning(GUEST_PANICKED, panic_text(panic))
+        });
         let ping_failed = self.report.as_ref().is_some_and(|known| state.silences > known.silences);
         let sent = self.ping_failed_at.is_some_and(|at| now.since_start < at.saturating_add(PING_EVENT_INTERVAL));
         let ping_failed = (ping_failed && !sent).then(|| {
@@ -116,6 +121,11 @@ fn is_releasing(report: &Option<LauncherState>) -> bool {
 /// Returns the pause before the next repeated Sync.
 fn retry_pause(attempts: u32) -> Duration {
     backoff::pause(RETRY, attempts.saturating_add(1))
+}
+
+/// Returns the number of panics of the guest's kernel. A launcher of an older release reports the first one only.
+fn number_of_panics(state: &LauncherState) -> u32 {
+    state.guest_panics.max(u32::from(state.guest_panic.is_some()))
 }
 
 /// Returns the message of the event about a panic of the guest's kernel.

@@ -147,8 +147,30 @@ fn a_panic_of_the_guest_kernel_is_one_event() {
         observed.apply_report(state(Lifecycle::Running, "booted"), at(102));
         assert!(observed.apply_report(crashed.clone(), at(103)).is_empty(), "withdrawn and repeated");
         let mut observed = prepared("Failed", Lifecycle::Crashed, "panicked");
-        observed.report = None;
+        (observed.report, observed.panics) = (None, None);
         assert!(observed.apply_report(crashed, at(100)).is_empty(), "reported before the restart");
+    }
+}
+
+#[test]
+fn each_panic_of_a_guest_that_goes_on_is_an_event() {
+    let panicked = |number, lifecycle, reason| LauncherState {
+        guest_panic: (number > 0).then(GuestPanic::default),
+        guest_panics: number,
+        ..state(lifecycle, reason)
+    };
+    let runs = |number| panicked(number, Lifecycle::Running, "booted");
+    let ended = |number| panicked(number, Lifecycle::Shutoff, "crashed");
+    let mut observed = live();
+    // The guest can report any number of panics, and a restarted launcher counts anew.
+    for (second, number, events) in [(100, 1, 1), (101, 1, 0), (109, 2, 0), (110, 3, 1), (120, 0, 0), (130, 1, 1)] {
+        assert_eq!(observed.apply_report(runs(number), at(second)).len(), events, "{number} at {second}");
+    }
+    for (first, events, next) in [(runs(2), 0, 1), (ended(2), 1, 0)] {
+        let mut restarted = live();
+        (restarted.report, restarted.panics) = (None, None);
+        assert_eq!(restarted.apply_report(first, at(200)).len(), events, "of a restarted virt-handler");
+        assert_eq!(restarted.apply_report(ended(3), at(201)).len(), next);
     }
 }
 
