@@ -1,9 +1,10 @@
 //! The job of a memory dump.
 //!
 //! ```text
-//!   Writing -> done
-//!      └─────> Waiting <──> Looking <──> Resuming -> done: the guest goes on
-//!   later worker:  ──^
+//!   Writing ──> done
+//!      └──────> Waiting -> Looking ──> done: the guest runs
+//!                 ^  ^        └──────> Resuming ──> done: the guest goes on
+//!   later worker ─┘  └── refused ─────────┘
 //! ```
 //! libvirt stops the guest for a dump. If its daemon ends meanwhile, QEMU goes on writing and refuses to run the guest until it has ended,
 //! and the next daemon tries to resume the guest only once (`qemuProcessRecoverJob`).
