@@ -72,6 +72,17 @@ fn a_guest_that_the_user_has_paused_stays_paused_after_a_dump() {
     assert_eq!(shown(&table), (String::new(), false, String::new()), "virt-handler asks again");
     assert_eq!(table.take(read(Lifecycle::Paused, "user")), ["attend"]);
     assert_eq!(table.after(1), [""; 0]);
+    // The state that the dump began with may be that before a pause, or a disk error.
+    for (reason, goes_on) in [("user", false), ("ioError", false), ("unknown", true)] {
+        let mut table = Table::live();
+        request(&mut table, "claim", "a");
+        assert_eq!(interrupt(&mut table), ["read"]);
+        assert_eq!(table.take(read(Lifecycle::Paused, reason)), ["attend"]);
+        assert_eq!(table.after(1), ["read"]);
+        table.take(read(Lifecycle::Paused, reason));
+        assert_eq!(table.state.job.is_some(), goes_on, "{reason}");
+        assert_eq!(shown(&table).0.is_empty(), !goes_on, "{reason}");
+    }
 }
 
 #[test]

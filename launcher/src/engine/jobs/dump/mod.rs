@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Writing ──> done
-//!      └──────> Waiting -> Looking ──> done: the guest runs
+//!      └──────> Waiting -> Looking ──> done: the guest runs, or is paused for another reason
 //!                 ^  ^        └──────> Resuming ──> done: the guest goes on
 //!   later worker ─┘  └── refused ─────────┘
 //! ```
@@ -85,7 +85,7 @@ impl MemoryDump {
         if !base.reading.is_fresh {
             return Some(Self::wait(base));
         }
-        if base.published.lifecycle() != Lifecycle::Paused {
+        if !is_stopped(base) {
             forget(base);
             return None;
         }
@@ -149,6 +149,13 @@ impl Steps for MemoryDump {
         publish_end(base, "the domain has ended");
         None
     }
+}
+
+/// Reports a guest that was stopped for a dump; libvirt does not know the reason if its daemon ended just then. A pause by the user, or
+/// after a disk error, stays.
+fn is_stopped(base: &Base) -> bool {
+    let published = &base.published;
+    published.lifecycle() == Lifecycle::Paused && matches!(published.reason.as_str(), "dump" | "unknown")
 }
 
 /// Forgets a dump that was interrupted, so that virt-handler asks again.
