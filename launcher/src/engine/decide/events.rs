@@ -18,6 +18,8 @@ use crate::{
 const CONNECT_RETRY: Duration = Duration::from_millis(15);
 /// Pause after a read that failed.
 const READ_RETRY: Duration = Duration::from_secs(2);
+/// Least interval of crashes of the guest's kernel that are read and published: a guest can report any number, without crashing.
+const CRASH_INTERVAL: Duration = Duration::from_secs(1);
 
 impl State {
     /// Decides on an attempt to connect.
@@ -55,7 +57,8 @@ impl State {
     /// Decides on a domain event.
     pub(super) fn on_domain_changed(&mut self, closed: bool, crashed: bool) {
         // First: virt-handler may disconnect once the domain has ended.
-        if crashed {
+        if crashed && self.base.crashed_at.is_none_or(|at| self.base.now >= at + CRASH_INTERVAL) {
+            self.base.crashed_at = Some(self.base.now);
             self.base.effects.push(Effect::ReadCrash);
         }
         if closed {

@@ -176,6 +176,8 @@ pub(crate) struct Base {
     pub(crate) disk_sizes: Vec<protocol::DiskTarget>,
     /// The domain has, or had, ACPI.
     pub(crate) acpi: bool,
+    /// Time of the last crash of the guest's kernel that was read.
+    pub(crate) crashed_at: Option<Instant>,
 }
 
 impl Base {
@@ -214,6 +216,7 @@ impl Base {
             wanted_devices: BTreeSet::new(),
             disk_sizes: Vec::new(),
             acpi: false,
+            crashed_at: None,
         }
     }
 

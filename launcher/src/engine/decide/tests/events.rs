@@ -62,6 +62,9 @@ fn each_kernel_crash_is_recorded_before_the_domain_is_read() {
         table.take(read(lifecycle, "panicked"));
         let published = &table.state.base.published;
         assert_eq!((published.guest_panics, &published.guest_panic), (number, &Some(panic)));
+        assert_eq!(table.take(Input::DomainChanged { closed: false, crashed: true }), ["read"], "too soon");
+        table.take(read(lifecycle, "panicked"));
+        table.after(1);
     }
     assert_eq!(table.take(CHANGED), ["read"]);
 }
