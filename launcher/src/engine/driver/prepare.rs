@@ -31,7 +31,7 @@ const PREPARE_DEADLINE: Duration = Duration::from_secs(60);
 /// Time limit of opening volumes for a running domain.
 const OPEN_DEADLINE: Duration = Duration::from_secs(3);
 /// Time limits of reading the sizes of claims of a running domain, and of rendering it. Storage or a host that is slow for once makes no
-/// error of a Sync, for whose answer virt-handler waits 20 s.
+/// failed item of a Sync.
 const SIZES_DEADLINE: Duration = Duration::from_secs(8);
 const RENDER_DEADLINE: Duration = Duration::from_secs(6);
 /// Error of a volume that cannot be opened.

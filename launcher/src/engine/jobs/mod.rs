@@ -47,7 +47,7 @@ use crate::hypervisor::HypervisorError;
 
 /// Time limit of a wait for libvirt's daemon.
 const DAEMON_DEADLINE: Duration = Duration::from_secs(60);
-/// Pause between attempts of a migration or to end a save, and interval of reads of a migration's progress.
+/// Pause between attempts of a migration or to end a save or dump, and interval of reads of a migration's progress.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// libvirt's error (VIR_ERR_OPERATION_TIMEOUT) of a call that has waited for another job of the domain.
 const OPERATION_TIMEOUT: u32 = 68;

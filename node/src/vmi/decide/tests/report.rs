@@ -154,7 +154,7 @@ fn a_panic_of_the_guest_kernel_is_one_event() {
 
 #[test]
 fn each_panic_of_a_guest_that_goes_on_is_an_event() {
-    let panicked = |number, lifecycle, reason| LauncherState {
+    let panicked = |number: u32, lifecycle, reason| LauncherState {
         guest_panic: (number > 0).then(GuestPanic::default),
         guest_panics: number,
         ..state(lifecycle, reason)
