@@ -277,7 +277,7 @@ within 60 eval 'kubectl get pods --selector kubevirt.io=virt-launcher --output n
         "kubectl virt support-bundle my-vm --namespace my-namespace --output bundle.tar.gz": Step(after="tar -tzf bundle.tar.gz"),
     },
     "uninstall": {
-        "kubectl virt stop my-vm": Step(after="kubectl wait vmi/my-vm --for=delete --timeout=120s"),
+        "kubectl virt stop my-vm --wait": Step(after="! kubectl get vmi my-vm"),
         "kubectl delete crd kubevirts.kubevirt.io": Step(after="! kubectl get crds | grep kubevirt.io"),
         # After the first removal of everything.
         """kubectl -n kubevirt patch kubevirt kubevirt --type merge -p '{"spec":{"uninstallStrategy":"RemoveWorkloads"}}'""": Step(
