@@ -278,7 +278,8 @@ within 60 eval 'kubectl get pods --selector kubevirt.io=virt-launcher --output n
     },
     "uninstall": {
         "kubectl virt stop my-vm --wait": Step(after="! kubectl get vmi my-vm"),
-        "kubectl delete crd kubevirts.kubevirt.io": Step(after="! kubectl get crds | grep kubevirt.io"),
+        "kubectl delete crd kubevirts.kubevirt.io": Step(after="! kubectl get crds | grep kubevirt.io | grep -v cdi.kubevirt.io"),
+        "kubectl delete crd --selector ferrovirt.io/importer": Step(after="! kubectl get crds | grep kubevirt.io"),
         # After the first removal of everything.
         """kubectl -n kubevirt patch kubevirt kubevirt --type merge -p '{"spec":{"uninstallStrategy":"RemoveWorkloads"}}'""": Step(
             before="install_again; vm my-vm"
