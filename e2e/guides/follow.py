@@ -16,6 +16,12 @@ sys.dont_write_bytecode = True
 import guide as guides
 import table
 
+try:
+    import yaml
+except ImportError:
+    # A host without PyYAML only misses a check.
+    yaml = None
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "guides"
 STARTED = time.time()
@@ -72,7 +78,20 @@ def check(names):
         (name, command) for name, steps in table.STEPS.items() for command in steps
     }
     errors += [f"executed and not executed: {name}: {command}" for name, command in both]
+    errors += [f"docs/guides/{name}.md: {error}" for name in names for error in broken(name)]
     errors += [f"no guide {name}" for name in [*table.START, *table.END, *table.FIRST, *table.LAST] if name not in known]
+    return errors
+
+
+def broken(name):
+    """Returns the errors of the blocks `yaml` of a guide, also of those that are not applied."""
+    errors = []
+    found = guides.blocks((GUIDES / f"{name}.md").read_text()) if yaml else []
+    for block in [block for block in found if block.language == "yaml"]:
+        try:
+            list(yaml.safe_load_all("\n".join(block.lines)))
+        except yaml.YAMLError as error:
+            errors.append(f"the block in line {block.line} is not YAML: {error}")
     return errors
 
 
