@@ -225,9 +225,8 @@ kubectl patch vm mover --type json -p '[{"op": "replace", "path": "/spec/templat
         "kubectl delete vmpool web": Step(after="within 120 eval '! kubectl get vm web-0'"),
     },
     "snapshots": {
-        "kubectl virt snapshot box before-upgrade --wait": Step(
-            before="within 120 has pvc/data '{.status.phase}' Bound", shows="Snapshot before-upgrade is ready"
-        ),
+        "kubectl virt stop box --wait": Step(after="has pvc/data '{.status.phase}' Bound"),
+        "kubectl virt snapshot box before-upgrade --wait": Step(shows="Snapshot before-upgrade is ready"),
         "kubectl delete vmsnapshot weekly before-upgrade": Step(
             after="within 120 eval '! kubectl get vmsnapshotcontent -o name | grep .'"
         ),
