@@ -57,7 +57,7 @@ ahead: deps
 # is run.
 PROGRAMS := --workspace $(addprefix --exclude ferrovirt-,fuzz layout e2e-tests skips)
 BINARIES := virt-api virt-controller virt-handler virt-launcher virt-launcher-monitor virt-importer kubectl-virt cluster csi-driver \
-	stories images hanging-mount hostile-launcher image-server
+	stories images crds hanging-mount hostile-launcher image-server
 # `cluster deps` installs further dependencies (e2e/cluster/src/deps.rs lists them with their purposes).
 # `kubectl virt version` prints the commit. No other program contains it: it would be compiled again with each commit.
 COMMIT = $(if $(wildcard .git),FERROVIRT_GIT_COMMIT=$(shell git rev-parse --verify HEAD) \

@@ -18,6 +18,7 @@ NO_KVM = "needs a node with hardware virtualization"
 # Commands that are not executed: guide, command, reason.
 NOT_EXECUTED = [
     ("install", "kubectl apply --server-side -f crds.yaml", RELEASE),
+    ("install", "kubectl apply --server-side -f importer-crds.yaml", RELEASE),
     ("install", "kubectl wait --for=condition=Established crd/kubevirts.kubevirt.io", RELEASE),
     ("install", "kubectl apply --server-side -f install.yaml", RELEASE),
     (

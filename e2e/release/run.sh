@@ -181,7 +181,7 @@ drop_cluster
 step 'cluster of manifests; kubelet has credentials for all pods'
 fresh_cluster
 "$CLUSTER" exec node-1 -- sh -c 'umask 077; cat >/var/lib/kubelet/config.json' <"$work/auth.json"
-kubectl apply --server-side --filename "$files/crds.yaml" >/dev/null
+kubectl apply --server-side --filename "$files/crds.yaml" --filename "$files/importer-crds.yaml" >/dev/null
 kubectl wait --for=condition=Established --timeout=60s crd --all >/dev/null
 kubectl apply --server-side --filename "$files/install.yaml" >/dev/null
 # The webhook that reviews this is a part of the installation.

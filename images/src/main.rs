@@ -72,6 +72,9 @@ enum Command {
         /// Folder for the files; its former content is removed
         #[arg(long, default_value = "build/release")]
         files: PathBuf,
+        /// Directory of the release binaries [default: release/ in CARGO_TARGET_DIR or target]
+        #[arg(long)]
+        bin_dir: Option<PathBuf>,
         /// The program helm
         #[arg(long, default_value = "helm")]
         helm: PathBuf,
@@ -104,9 +107,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let out = arguments.out;
     match arguments.command {
         Command::Build { names, bin_dir, prefix, tag } => {
-            let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-            let bin_dir = bin_dir.unwrap_or_else(|| target.join("release"));
             let source = Source::of(Path::new("."));
+            let bin_dir = bin_dir.unwrap_or_else(release_binaries);
             let options = Options { bin_dir, out, prefix, tag, cache: Cache::of_user(), source };
             for name in resolve(&names)? {
                 let start = Instant::now();
@@ -148,11 +150,12 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
                 bail!("no archives in {}: run images build first", out.display());
             }
         }
-        Command::Release { registry, version, files, helm, former, insecure, overwrite, sign_key } => {
+        Command::Release { registry, version, files, bin_dir, helm, former, insecure, overwrite, sign_key } => {
             let options = release::Options {
                 registry,
                 version,
                 images: out,
+                bin_dir: bin_dir.unwrap_or_else(release_binaries),
                 out: files,
                 helm,
                 former,
@@ -166,6 +169,11 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the directory of the release binaries.
+fn release_binaries() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from).join("release")
 }
 
 fn print(name: &str, summary: &oci::Summary, since: Option<Instant>) {

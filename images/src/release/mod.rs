@@ -4,6 +4,7 @@
 //! archives -> digests ----> values of the chart -> helm package, helm template -> chart, install.yaml, crds.yaml
 //!          -> packages --+
 //! cargo metadata --------+> SBOM, THIRD_PARTY_NOTICES
+//! program crds -----------> importer-crds.yaml
 //! former chart, new chart -> RELEASE_NOTES.md
 //! ```
 //!
@@ -70,6 +71,8 @@ pub struct Options {
     pub version: Option<String>,
     /// Folder of the archives.
     pub images: PathBuf,
+    /// Folder of the release binaries.
+    pub bin_dir: PathBuf,
     /// Folder for the files of the release.
     pub out: PathBuf,
     /// The program helm.
@@ -120,6 +123,7 @@ pub fn release(options: &Options) -> Result<Vec<String>> {
     };
     put("install.yaml", chart::manifests(&rendered, NAMESPACE)?)?;
     put("crds.yaml", definitions(&Path::new(CHART).join("crds"))?)?;
+    put("importer-crds.yaml", importer_definitions(&options.bin_dir)?)?;
     let source = Source::of(Path::new("."));
     let created = source.as_ref().map_or(EPOCH_TEXT, Source::date);
     let bom = sbom::document(&version, created, &published.registry, &released);
@@ -261,6 +265,12 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 /// Joins all custom resource definitions.
 fn definitions(folder: &Path) -> Result<String> {
     files(folder)?.iter().map(|path| Ok(format!("---\n{}", read(path)?))).collect()
+}
+
+/// Returns the definitions of the importer, which are not in the chart: CDI has them, too. A hook applies them otherwise.
+fn importer_definitions(bin_dir: &Path) -> Result<String> {
+    let text = run::run(Command::new(bin_dir.join("crds")).arg("--importer"), "built by `make build`")?;
+    Ok(format!("# Apply this only where CDI is not installed.\n{}", String::from_utf8_lossy(&text)))
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {

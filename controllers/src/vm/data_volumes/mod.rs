@@ -46,7 +46,7 @@ const BOUND: &str = "Bound";
 const NOT_SERVED: &str =
     "failed to create DataVolume: the server could not find the requested resource (post datavolumes.cdi.kubevirt.io)";
 /// Its cause.
-const NOT_INSTALLED: &str = "CustomResourceDefinition datavolumes.cdi.kubevirt.io is not installed; install CDI or enable the importer of Ferrovirt";
+const NOT_INSTALLED: &str = "CustomResourceDefinition datavolumes.cdi.kubevirt.io is not installed; install CDI or enable the importer of Ferrovirt (without hooks: apply importer-crds.yaml)";
 
 /// The DataVolumes of a VM.
 #[derive(Clone, Debug, Default, PartialEq)]

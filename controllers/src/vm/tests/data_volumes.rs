@@ -326,7 +326,7 @@ fn cluster_without_data_volumes_is_named_until_it_has_them() {
         condition(&decision, "Failure"),
         "FailedCreate: Error encountered while creating DataVolumes: failed to create DataVolume: the server could not find the \
          requested resource (post datavolumes.cdi.kubevirt.io): CustomResourceDefinition datavolumes.cdi.kubevirt.io is not installed; \
-         install CDI or enable the importer of Ferrovirt"
+         install CDI or enable the importer of Ferrovirt (without hooks: apply importer-crds.yaml)"
     );
     assert_eq!(status_patch(&decision)["printableStatus"], "Provisioning");
     let mut shown = vm;
