@@ -14,6 +14,7 @@ ELSEWHERE = ["moving-from-kubevirt"]
 RELEASE = "needs a published release: make release-test executes it"
 REGISTRY = "needs a registry, and builds the images: make release-test pushes them"
 NO_KVM = "needs a node with hardware virtualization"
+CDI = "needs CDI, and later guides need the definitions of DataVolumes"
 
 # Commands that are not executed: guide, command, reason.
 NOT_EXECUTED = [
@@ -44,6 +45,13 @@ NOT_EXECUTED = [
         "KUBECONFIG=$HOME/.kube/config REGISTRY=registry.example.com/ferrovirt make e2e",
         "needs a cluster with a registry, and runs all stories",
     ),
+    ("disks", "helm upgrade ferrovirt charts/ferrovirt --namespace kubevirt --reuse-values --set importer=off", CDI),
+    ("disks", "kubectl get datavolumes,datasources --all-namespaces", CDI),
+    ("disks", "kubectl annotate crd datavolumes.cdi.kubevirt.io datasources.cdi.kubevirt.io ferrovirt.io/confirm-deletion=true", CDI),
+    ("disks", "kubectl delete crd datavolumes.cdi.kubevirt.io datasources.cdi.kubevirt.io", CDI),
+    ("disks", """kubectl patch cdi cdi --type merge --patch '{"metadata": {"finalizers": ["operator.cdi.kubevirt.io"]}}'""", CDI),
+    ("disks", "uid=$(kubectl get cdi cdi --output jsonpath='{.metadata.uid}')", CDI),
+    ("disks", "kubectl create --filename - <<END", CDI),
     (
         "web-console",
         "ssh -L 8090:127.0.0.1:8090 bastion kubectl virt ui --no-open --port 8090",
