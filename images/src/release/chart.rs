@@ -89,7 +89,8 @@ pub(super) fn values(values: &str, published: &Published) -> Result<String> {
 pub(super) fn manifests(rendered: &str, namespace: &str) -> Result<String> {
     let mut text = format!(
         "# Apply crds.yaml before, and importer-crds.yaml where CDI is not installed.\n---\napiVersion: v1\n\
-         kind: Namespace\nmetadata:\n  name: {namespace}\n  labels:\n    pod-security.kubernetes.io/enforce: privileged\n"
+         kind: Namespace\nmetadata:\n  name: {namespace}\n  labels:\n    \
+         pod-security.kubernetes.io/enforce: privileged\n"
     );
     for line in rendered.lines() {
         let trimmed = line.trim_start();
