@@ -9,8 +9,8 @@ use api::{
 use kube::ResourceExt;
 use prometheus::{CounterVec, GaugeVec, Opts, core::Collector, proto::MetricFamily};
 
-use super::NONE;
-
+/// Value of the label `model` of interfaces without a model, as in the reference. Other labels without a value are empty.
+const NONE: &str = "<none>";
 const NAMES: [&str; 2] = ["name", "namespace"];
 const CARD: [&str; 7] = ["name", "namespace", "vnic_name", "binding_type", "network", "binding_name", "model"];
 /// Metrics of the groups of statuses: name, help, group. A status of no group counts as an error.

@@ -49,8 +49,6 @@ use crate::{
 
 /// Prefix of the annotations that describe the purpose of a template.
 const TEMPLATE: &str = "vm.kubevirt.io/";
-/// Value of labels that are not set.
-const NONE: &str = "<none>";
 /// Replaces names of users' own instance types and preferences, which can be many and private.
 const OTHER: &str = "<other>";
 
@@ -212,7 +210,7 @@ impl Inventory {
         let named = |name: &str, cluster: &str, kinds: [MatchedKind; 2]| {
             let names = [name, cluster].map(|key| vmi.annotations().get(key).map(String::as_str));
             let found = names.into_iter().zip(kinds).find_map(|(name, kind)| Some((kind, name?)));
-            found.map_or_else(|| NONE.to_owned(), |(kind, name)| self.public_name(kind, &namespace, name))
+            found.map(|(kind, name)| self.public_name(kind, &namespace, name)).unwrap_or_default()
         };
         let instance_type = named(
             annotation::INSTANCETYPE,
@@ -229,7 +227,7 @@ impl Inventory {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
             status.active_pods.get(uid).is_some_and(|on| *on == node)
         });
-        let pod = pod.and_then(|pod| pod.metadata.name.clone()).unwrap_or_else(|| NONE.to_owned());
+        let pod = pod.and_then(|pod| pod.metadata.name.clone()).unwrap_or_default();
         let hardware = status.machine.map(|hardware| hardware.type_).unwrap_or_default();
         [
             node,
@@ -264,7 +262,7 @@ impl Inventory {
                 let kind = matcher.matched_kind(role, status_ref(vm, role)).ok()?;
                 Some((kind, matcher.name))
             });
-            found.map_or_else(|| NONE.to_owned(), |(kind, name)| self.public_name(kind, &namespace, &name))
+            found.map(|(kind, name)| self.public_name(kind, &namespace, &name)).unwrap_or_default()
         });
         let status = vm.status.as_ref().and_then(|status| status.printable_status.as_ref());
         let status = status.map(|status| status.as_str().to_lowercase()).unwrap_or_default();
@@ -275,7 +273,7 @@ impl Inventory {
             os,
             workload,
             flavor,
-            hardware.map_or_else(|| NONE.to_owned(), |hardware| hardware.type_.clone()),
+            hardware.map(|hardware| hardware.type_.clone()).unwrap_or_default(),
             instance_type,
             preference,
             status,
@@ -308,7 +306,7 @@ impl Collector for Inventory {
 }
 
 fn annotated(annotations: &std::collections::BTreeMap<String, String>, key: &str) -> String {
-    annotations.get(key).map_or(NONE, String::as_str).to_owned()
+    annotations.get(key).cloned().unwrap_or_default()
 }
 
 /// Returns true for a VMI that must migrate when its node is drained, but cannot.
@@ -372,7 +370,7 @@ mod tests {
         let line = text.lines().find(|line| line.starts_with("kubevirt_vmi_info{")).unwrap();
         for part in [
             r#"evictable="true""#,
-            r#"flavor="<none>""#,
+            r#"flavor="""#,
             r#"guest_os_arch="x86_64""#,
             r#"guest_os_machine="pc-q35-10.0""#,
             r#"instance_type="<other>""#,
@@ -380,8 +378,8 @@ mod tests {
             r#"os="debian13""#,
             r#"outdated="false""#,
             r#"phase="running""#,
-            r#"preference="<none>""#,
-            r#"vmi_pod="<none>""#,
+            r#"preference="""#,
+            r#"vmi_pod="""#,
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
@@ -409,7 +407,7 @@ mod tests {
         );
         let line = text.lines().find(|line| line.starts_with("kubevirt_vm_info{")).unwrap();
         for part in [
-            r#"instance_type="<none>",machine_type="<none>""#,
+            r#"instance_type="",machine_type="""#,
             r#"preference="<other>""#,
             r#"status="errimagepull",status_group="error""#,
         ] {
