@@ -1,4 +1,5 @@
-//! Metrics of migrations. A migration that has ended is shown as long as its object exists.
+//! Metrics of migrations. A migration that has ended is counted as long as its object exists. The times of the last one are those of the
+//! VMI, and remain without the name of a migration whose object is deleted.
 
 use api::{MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration};
 use kube::ResourceExt;
@@ -54,11 +55,11 @@ impl Migrations {
         }
     }
 
-    /// Adds a VMI. `name_of`: returns the name of its migration with a UID.
+    /// Adds a VMI. `name_of`: returns the name of its migration with a UID, if the object exists.
     pub(super) fn vmi(&self, vmi: &VirtualMachineInstance, name_of: impl Fn(&str) -> Option<String>) {
         let Some(status) = &vmi.status else { return };
         let Some(state) = &status.migration_state else { return };
-        let Some(migration) = state.migration_uid.as_deref().and_then(name_of) else { return };
+        let migration = state.migration_uid.as_deref().and_then(name_of).unwrap_or_default();
         let node = status.node_name.clone().unwrap_or_default();
         let (name, namespace) = (vmi.name_any(), vmi.namespace().unwrap_or_default());
         let labels = [node.as_str(), &namespace, &name, &migration];
@@ -67,9 +68,9 @@ impl Migrations {
         }
         if let Some(at) = &state.end_timestamp {
             let outcome = match (state.completed, state.failed) {
-                (_, true) => "failed",
+                (true, true) => "failed",
                 (true, false) => "succeeded",
-                (false, false) => "",
+                (false, _) => "",
             };
             let labels = [node.as_str(), &namespace, &name, &migration, outcome];
             self.end.with_label_values(&labels).set(at.0.as_second() as f64);
@@ -132,6 +133,30 @@ mod tests {
             r#"kubevirt_vmi_migration_end_time_seconds{migration_name="g",name="m",namespace="d",node="b",status="succeeded"} 1893456009"#,
         ] {
             assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn the_times_of_the_last_migration_remain_when_its_object_is_deleted() {
+        for (completed, failed, status) in [
+            (true, false, "succeeded"),
+            (true, true, "failed"),
+            (false, true, ""),
+            (false, false, ""),
+        ] {
+            let metrics = Migrations::new().unwrap();
+            let vmi = json!({
+                "metadata": {"name": "m", "namespace": "d"}, "spec": {"domain": {"devices": {}}},
+                "status": {"nodeName": "b", "migrationState": {
+                    "migrationUid": "u", "completed": completed, "failed": failed,
+                    "startTimestamp": "2030-01-01T00:00:00Z", "endTimestamp": "2030-01-01T00:00:09Z",
+                }},
+            });
+            metrics.vmi(&serde_json::from_value(vmi).unwrap(), |_| None);
+            let start = metrics.start.get_metric_with_label_values(&["b", "d", "m", ""]).unwrap();
+            assert_eq!(start.get(), 1_893_456_000.0);
+            let end = metrics.end.get_metric_with_label_values(&["b", "d", "m", "", status]).unwrap();
+            assert_eq!(end.get(), 1_893_456_009.0, "{completed} {failed}");
         }
     }
 }
