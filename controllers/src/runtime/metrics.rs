@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use api::{VirtualMachineInstance, VirtualMachineInstanceMigration};
+use api::{VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase};
 use daemon::{lock, metrics::Metrics as _};
-use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use prometheus::{HistogramVec, IntCounterVec, IntGauge, Registry};
 
 use super::{queue::Queue, queue_metrics::QueueMetrics};
@@ -138,30 +138,22 @@ impl Metrics {
         self.events.with_label_values(&[outcome]).inc();
     }
 
-    /// Records the change from one phase of a VMI to another. Only the leader does, so that no change counts twice.
-    pub(crate) fn phase_changed(
-        &self,
-        former: &VirtualMachineInstance,
-        present: &VirtualMachineInstance,
-        now: Timestamp,
-    ) {
-        let (from, to) = (former.phase(), present.phase());
-        if from == to || !self.is_leading() {
-            return;
-        }
-        let since = |at: Timestamp| now.duration_since(at).as_secs_f64().max(0.0);
-        if let Some(created) = &present.metadata.creation_timestamp {
-            self.phase_from_creation.with_label_values(&[to.as_str()]).observe(since(created.0));
-        }
-        if let Some(deleted) = present.metadata.deletion_timestamp.as_ref().filter(|_| to.is_final()) {
-            self.phase_from_deletion.with_label_values(&[to.as_str()]).observe(since(deleted.0));
-        }
-        let entered = present.status.iter().flat_map(|status| &status.phase_transition_timestamps);
-        let entered = entered
-            .filter(|entry| entry.phase.as_ref() == Some(from))
-            .find_map(|entry| entry.phase_transition_timestamp.as_ref());
-        if let Some(entered) = entered {
-            self.phase_from_former.with_label_values(&[to.as_str(), from.as_str()]).observe(since(entered.0));
+    /// Records the phases that a VMI entered: virt-handler writes `Scheduled` and `Running` at once. Only the leader does, so that no
+    /// change counts twice.
+    pub(crate) fn phase_changed(&self, former: &VirtualMachineInstance, present: &VirtualMachineInstance) {
+        let Some(status) = present.status.as_ref().filter(|_| self.is_leading()) else { return };
+        let known = former.status.as_ref().map_or(0, |status| status.phase_transition_timestamps.len());
+        let created = present.metadata.creation_timestamp.as_ref();
+        let deleted = present.metadata.deletion_timestamp.as_ref();
+        let (mut last, mut since) = (&VmiPhase::Unset, created);
+        for (index, entry) in status.phase_transition_timestamps.iter().enumerate() {
+            let (Some(phase), at) = (&entry.phase, entry.phase_transition_timestamp.as_ref()) else { continue };
+            if index >= known {
+                observe(&self.phase_from_former, &[phase.as_str(), last.as_str()], since, at);
+                observe(&self.phase_from_creation, &[phase.as_str()], created, at);
+                observe(&self.phase_from_deletion, &[phase.as_str()], deleted.filter(|_| phase.is_final()), at);
+            }
+            (last, since) = (phase, at);
         }
     }
 
@@ -171,13 +163,12 @@ impl Metrics {
         former: &VirtualMachineInstanceMigration,
         present: &VirtualMachineInstanceMigration,
     ) {
-        let (true, Some(created)) = (self.is_leading(), &present.metadata.creation_timestamp) else { return };
+        let Some(status) = present.status.as_ref().filter(|_| self.is_leading()) else { return };
         let known = former.status.as_ref().map_or(0, |status| status.phase_transition_timestamps.len());
-        let entered = present.status.iter().flat_map(|status| &status.phase_transition_timestamps).skip(known);
-        for entry in entered {
-            let (Some(phase), Some(at)) = (&entry.phase, &entry.phase_transition_timestamp) else { continue };
-            let took = at.0.duration_since(created.0).as_secs_f64().max(0.0);
-            self.migration_from_creation.with_label_values(&[phase.as_str()]).observe(took);
+        let created = present.metadata.creation_timestamp.as_ref();
+        for entry in status.phase_transition_timestamps.iter().skip(known) {
+            let (Some(phase), at) = (&entry.phase, entry.phase_transition_timestamp.as_ref()) else { continue };
+            observe(&self.migration_from_creation, &[phase.as_str()], created, at);
         }
     }
 
@@ -195,5 +186,68 @@ impl Metrics {
     /// Sets whether this replica is ready.
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.set(i64::from(ready));
+    }
+}
+
+/// Observes the time from one time to another. A missing or negative one is not observed, as in the reference.
+fn observe(histogram: &HistogramVec, labels: &[&str], from: Option<&Time>, to: Option<&Time>) {
+    let (Some(from), Some(to)) = (from, to) else { return };
+    let took = to.0.duration_since(from.0);
+    if !took.is_negative() {
+        histogram.with_label_values(labels).observe(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Returns a VMI that entered these phases at these seconds.
+    fn vmi(phases: &[(&str, u32)]) -> VirtualMachineInstance {
+        let entry = |(phase, second): &(&str, u32)| -> Value {
+            json!({"phase": phase, "phaseTransitionTimestamp": format!("2030-01-01T00:00:{second:02}Z")})
+        };
+        let entries: Vec<Value> = phases.iter().map(entry).collect();
+        let vmi = json!({
+            "metadata": {"name": "m", "namespace": "d", "creationTimestamp": "2030-01-01T00:00:10Z",
+                "deletionTimestamp": "2030-01-01T00:00:30Z"},
+            "spec": {"domain": {"devices": {}}},
+            "status": {"phaseTransitionTimestamps": entries},
+        });
+        serde_json::from_value(vmi).unwrap()
+    }
+
+    #[test]
+    fn times_of_phases_are_those_of_the_status() {
+        let registry = Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        let all = [("Pending", 12), ("Scheduling", 13), ("Scheduled", 16), ("Running", 21), ("Failed", 37)];
+        metrics.phase_changed(&vmi(&[]), &vmi(&all));
+        metrics.set_leading(true);
+        for (former, present) in [(0, 1), (1, 2), (2, 4), (4, 4), (4, 5)] {
+            metrics.phase_changed(&vmi(&all[..former]), &vmi(&all[..present]));
+        }
+        // The clock of a node is late.
+        metrics.phase_changed(&vmi(&[]), &vmi(&[("Unknown", 9)]));
+        let text = String::from_utf8(daemon::ops::encode(&registry).unwrap()).unwrap();
+        let prefix = "kubevirt_vmi_phase_transition_time";
+        for (metric, sum) in [
+            (r#"_seconds_sum{last_phase="",phase="Pending"}"#, 2),
+            (r#"_seconds_sum{last_phase="Pending",phase="Scheduling"}"#, 1),
+            (r#"_seconds_sum{last_phase="Scheduling",phase="Scheduled"}"#, 3),
+            (r#"_seconds_sum{last_phase="Scheduled",phase="Running"}"#, 5),
+            (r#"_seconds_sum{last_phase="Running",phase="Failed"}"#, 16),
+            (r#"_from_creation_seconds_sum{phase="Scheduled"}"#, 6),
+            (r#"_from_creation_seconds_sum{phase="Running"}"#, 11),
+            (r#"_from_creation_seconds_count{phase="Running"}"#, 1),
+            (r#"_from_deletion_seconds_sum{phase="Failed"}"#, 7),
+        ] {
+            let line = format!("{prefix}{metric} {sum}");
+            assert!(text.lines().any(|known| known == line), "{line} is not in {text}");
+        }
+        assert!(!text.contains("Unknown"), "{text}");
+        assert!(!text.contains(r#"from_deletion_seconds_sum{phase="Running"}"#), "{text}");
     }
 }

@@ -14,7 +14,6 @@ use api::{
     vsock,
 };
 use daemon::{config::ConfigHandle, lock};
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
@@ -99,7 +98,7 @@ impl Controller for Vmis {
             // Another replica may hold its shard by now.
             lock(&ended).forget_gone(former.map(|vmi| &vmi.metadata), present.map(|vmi| &vmi.metadata));
             if let (Some(former), Some(present)) = (former, present) {
-                metrics.phase_changed(former, present, Timestamp::now());
+                metrics.phase_changed(former, present);
             }
         });
         let pods = caches.pods.clone();
