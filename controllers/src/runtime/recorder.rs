@@ -22,9 +22,10 @@ impl Recorder {
         Self(events::Recorder::start(client, Source { component: source, node: None }, tasks, count))
     }
 
-    /// Emits an event; placeholders are filled from the answer to a write or from its error.
-    pub(crate) fn emit(&self, mut note: Event, answer: Option<&Value>, error: Option<&str>) {
+    /// Emits an event of a controller; placeholders are filled from the answer to a write or from its error.
+    pub(crate) fn emit(&self, controller: &str, mut note: Event, answer: Option<&Value>, error: Option<&str>) {
         note.message = fill(&note.message, answer, error);
+        note.component = component(controller);
         self.0.record(note);
     }
 }
@@ -45,13 +46,24 @@ fn fill(message: &str, answer: Option<&Value>, error: Option<&str>) -> String {
     text
 }
 
-/// Returns the component of an event. Tools filter by it, so each controller has a name although all run in one process.
+/// Returns the component of the events of a controller that emits them about VMIs, as others do.
+fn component(controller: &str) -> Option<&'static str> {
+    match controller {
+        "evacuation" => Some("evacuation-controller"),
+        "workload-update" => Some("workload-update-controller"),
+        _ => None,
+    }
+}
+
+/// Returns the component of other events. Tools filter by it, so each controller has a name although all run in one process.
 fn source(note: &Event) -> &'static str {
     match (note.reason, note.regarding.kind.as_deref()) {
         (event::NODE_UNRESPONSIVE, _) => "node-controller",
-        (event::SUCCESSFUL_EVICT | event::FAILED_EVICT, _) => "workload-update-controller",
         (_, Some("VirtualMachineInstanceReplicaSet")) => "virtualmachinereplicaset-controller",
         (_, Some("VirtualMachinePool")) => "virtualmachinepool-controller",
+        (_, Some("VirtualMachineSnapshot" | "VirtualMachineSnapshotContent")) => "snapshot-controller",
+        (_, Some("VirtualMachineRestore")) => "restore-controller",
+        (_, Some("VirtualMachineClone")) => "clone-controller",
         _ => "virtualmachine-controller",
     }
 }
@@ -70,12 +82,22 @@ mod tests {
             ("VirtualMachineInstance", "SuccessfulCreate", "virtualmachine-controller"),
             ("VirtualMachineInstance", "NodeUnresponsive", "node-controller"),
             ("Node", "NodeUnresponsive", "node-controller"),
-            ("VirtualMachineInstance", "FailedEvict", "workload-update-controller"),
             ("VirtualMachineInstanceReplicaSet", "SuccessfulDelete", "virtualmachinereplicaset-controller"),
             ("VirtualMachinePool", "SuccessfulCreate", "virtualmachinepool-controller"),
+            ("VirtualMachineSnapshot", "SuccessfulVirtualMachineSnapshotContentCreate", "snapshot-controller"),
+            ("VirtualMachineSnapshotContent", "SuccessfulVolumeSnapshotCreate", "snapshot-controller"),
+            ("VirtualMachineRestore", "VirtualMachineRestoreComplete", "restore-controller"),
+            ("VirtualMachineClone", "RestoreCreationFailed", "clone-controller"),
         ] {
             let regarding = ObjectReference { kind: Some(kind.to_owned()), ..ObjectReference::default() };
             assert_eq!(source(&Event::normal(regarding, reason, "")), expected, "{kind} {reason}");
+        }
+        for (controller, expected) in [
+            ("evacuation", Some("evacuation-controller")),
+            ("workload-update", Some("workload-update-controller")),
+            ("vmi", None),
+        ] {
+            assert_eq!(component(controller), expected, "{controller}");
         }
     }
 

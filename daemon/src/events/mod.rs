@@ -41,18 +41,20 @@ pub struct Event {
     pub reason: &'static str,
     /// The message: one sentence for people.
     pub message: String,
+    /// The component that reports it, if it differs from the one that the recorder names.
+    pub component: Option<&'static str>,
 }
 
 impl Event {
     /// Creates an event about something ordinary.
     #[must_use]
     pub fn normal(regarding: ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { regarding, event_type: EventType::Normal, reason, message: message.into() }
+        Self { regarding, event_type: EventType::Normal, reason, message: message.into(), component: None }
     }
 
     /// Creates an event about a problem.
     #[must_use]
     pub fn warning(regarding: ObjectReference, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { regarding, event_type: EventType::Warning, reason, message: message.into() }
+        Self { regarding, event_type: EventType::Warning, reason, message: message.into(), component: None }
     }
 }

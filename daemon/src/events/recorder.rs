@@ -178,6 +178,7 @@ impl Writer {
                 && known.event.event_type == event.event_type
                 && known.event.reason == event.reason
                 && known.event.message == event.message
+                && known.event.component == event.component
         };
         let index = self.known.iter().position(same)?;
         self.known.remove(index)
@@ -186,7 +187,7 @@ impl Writer {
 
 /// Returns the object that is created for an event. Events about cluster-wide objects live in the default namespace.
 fn object(event: &Event, source: &Source, now: Timestamp) -> EventObject {
-    let component = (source.component)(event);
+    let component = event.component.unwrap_or_else(|| (source.component)(event));
     EventObject {
         metadata: ObjectMeta {
             name: Some(name(event.regarding.name.as_deref().unwrap_or_default(), now)),
@@ -244,6 +245,11 @@ mod tests {
         assert_eq!(object.type_.as_deref(), Some("Warning"));
         assert_eq!(object.source.and_then(|source| source.host).as_deref(), Some("n1"));
         assert_eq!(object.reporting_instance.as_deref(), Some("n1"));
+        assert_eq!(object.reporting_component.as_deref(), Some("virt-handler"));
+        let event = Event { component: Some("other"), ..event };
+        let object = super::object(&event, &source(), Timestamp::from_second(1).unwrap());
+        assert_eq!(object.reporting_component.as_deref(), Some("other"));
+        assert_eq!(object.source.and_then(|source| source.component).as_deref(), Some("other"));
     }
 
     #[test]

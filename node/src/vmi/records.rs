@@ -135,7 +135,8 @@ impl Records for ApiRecords {
         );
         let Event { warning, reason, message } = event;
         let event_type = if warning { EventType::Warning } else { EventType::Normal };
-        self.events.record(events::Event { regarding: vmi.object_ref(&()), event_type, reason, message });
+        let regarding = vmi.object_ref(&());
+        self.events.record(events::Event { regarding, event_type, reason, message, component: None });
     }
 }
 

@@ -120,6 +120,7 @@ impl Executor {
         };
         let regarding = creation.regarding.clone();
         self.recorder.emit(
+            "vm",
             Event::warning(regarding, reason, format!("{told} DataVolume {name}: {message}")),
             None,
             None,

@@ -157,7 +157,7 @@ impl Executor {
         let mut effects = effects.into_iter();
         while let Some(effect) = effects.next() {
             if let Effect::Event(note) = effect {
-                self.recorder.emit(note, None, None);
+                self.recorder.emit(controller, note, None, None);
                 continue;
             }
             if !self.leadership.holds() {
@@ -191,7 +191,7 @@ impl Executor {
                     if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
                         tracing::info!(verb, resource, object = regarding_name, error = %message, "not carried out");
                         if let Some(note) = &options.failure {
-                            self.recorder.emit(note.clone(), None, Some(&message));
+                            self.recorder.emit(controller, note.clone(), None, Some(&message));
                         }
                     }
                 }
@@ -199,7 +199,7 @@ impl Executor {
                     self.metrics.wrote(controller, verb, resource, "succeeded");
                     tracing::debug!(verb, resource, object = regarding_name, "written");
                     if let Some(note) = &options.success {
-                        self.recorder.emit(note.clone(), answer.as_ref(), None);
+                        self.recorder.emit(controller, note.clone(), answer.as_ref(), None);
                     }
                     succeeded.extend(options.failure_reason);
                 }
@@ -234,7 +234,7 @@ impl Executor {
                     self.metrics.wrote(controller, verb, resource, "refused");
                     tracing::warn!(verb, resource, object = regarding_name, error = %message, "write was refused");
                     if let Some(note) = &options.failure {
-                        self.recorder.emit(note.clone(), None, Some(&message));
+                        self.recorder.emit(controller, note.clone(), None, Some(&message));
                     }
                     return Outcome::Refused { reason: options.failure_reason, message, succeeded };
                 }
