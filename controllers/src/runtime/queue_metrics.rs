@@ -86,19 +86,31 @@ impl QueueMetrics {
 
     /// Adds the queue of a controller.
     pub(super) fn add(&self, controller: &str, queue: &Arc<Queue<Key>>) {
-        let named = Named { name: format!("{PREFIX}{controller}"), queue: queue.clone() };
+        let named = Named { name: name(controller), queue: queue.clone() };
         lock(&self.queues).push(named);
     }
 
     /// Records how long a key was due.
     pub(super) fn waited(&self, controller: &str, duration: Duration) {
-        self.waits.with_label_values(&[format!("{PREFIX}{controller}")]).observe(duration.as_secs_f64());
+        self.waits.with_label_values(&[name(controller)]).observe(duration.as_secs_f64());
     }
 
     /// Records how long the work on a key took.
     pub(super) fn worked(&self, controller: &str, duration: Duration) {
-        self.works.with_label_values(&[format!("{PREFIX}{controller}")]).observe(duration.as_secs_f64());
+        self.works.with_label_values(&[name(controller)]).observe(duration.as_secs_f64());
     }
+}
+
+/// Returns the name of the queue of a controller. Some names of the reference are not those of its controllers.
+fn name(controller: &str) -> String {
+    let name = match controller {
+        "vm-snapshot" => "snapshot-vmsnapshot",
+        "vm-snapshot-content" => "snapshot-vmsnapshotcontent",
+        "restore" => "restore-vmrestore",
+        "clone" => "vmclone",
+        other => other,
+    };
+    format!("{PREFIX}{name}")
 }
 
 impl Collector for Computed {
@@ -132,6 +144,21 @@ impl Computed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queues_have_the_names_of_the_reference() {
+        for (controller, expected) in [
+            ("vmi", "virt-controller-vmi"),
+            ("replicaset", "virt-controller-replicaset"),
+            ("workload-update", "virt-controller-workload-update"),
+            ("vm-snapshot", "virt-controller-snapshot-vmsnapshot"),
+            ("vm-snapshot-content", "virt-controller-snapshot-vmsnapshotcontent"),
+            ("restore", "virt-controller-restore-vmrestore"),
+            ("clone", "virt-controller-vmclone"),
+        ] {
+            assert_eq!(name(controller), expected);
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn queues_are_shown_under_the_names_of_their_controllers() {
