@@ -213,12 +213,11 @@ pub(super) fn events(current: &VirtualMachineInstanceStatus, next: &VirtualMachi
         entry.hotplug_volume.is_some() && known(&entry.name).is_some_and(|known| known.phase != entry.phase)
     });
     let reason = |entry: &VolumeStatus| match entry.phase.as_deref() {
-        Some(hotplug::READY) => Some("VolumeReady"),
+        Some(hotplug::READY | hotplug::DUMPED) => Some("VolumeReady"),
         Some(hotplug::MOUNTED) => Some("VolumeMountedToPod"),
         Some(hotplug::UNMOUNTED) => Some("VolumeUnMountedFromPod"),
         // The phase is the reason.
         Some(hotplug::DUMPING) => Some(hotplug::DUMPING),
-        Some(hotplug::DUMPED) => Some(hotplug::DUMPED),
         Some(hotplug::DUMP_FAILED) => Some(hotplug::DUMP_FAILED),
         _ => None,
     };

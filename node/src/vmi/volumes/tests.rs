@@ -290,6 +290,19 @@ fn the_status_shows_device_names_and_phases_with_an_event_each() {
 }
 
 #[test]
+fn events_of_memory_dumps_have_the_reasons_of_the_status() {
+    let status = |phase: &str| vmi(&["dump"], &[entry("dump", phase, POD)]).status.clone().unwrap();
+    for (former, phase, expected) in [
+        ("MountedToPod", "MemoryDumpInProgress", "MemoryDumpInProgress"),
+        ("MemoryDumpInProgress", "MemoryDumpCompleted", "VolumeReady"),
+        ("MemoryDumpInProgress", "MemoryDumpFailed", "MemoryDumpFailed"),
+    ] {
+        let reasons: Vec<&str> = events(&status(former), &status(phase)).iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, [expected], "{phase}");
+    }
+}
+
+#[test]
 fn a_start_waits_for_volumes_for_a_limited_time() {
     for (entries, limit) in [
         (vec![entry("data", "Ready", POD)], None),
