@@ -122,6 +122,13 @@ fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Deci
         state_claim::Gate::Open(state) => state,
         state_claim::Gate::Closed => return Ok(()),
     };
+    // The words are those of the reference.
+    let [namespace, name] =
+        [&vmi.metadata.namespace, &vmi.metadata.name].map(|text| text.as_deref().unwrap_or_default());
+    let forbidden = format!(
+        "failed to render launch manifest: failed to create target pod for vmi {namespace}/{name}, \
+         it needs a privileged namespace to run: {{error}}"
+    );
     match launcher_pod::render_target(&Inputs { state: state.as_ref(), ..inputs(observed, vmi) }, &target) {
         Ok(pod) => decision.push(
             Effect::create(Kind::Pod, vmi.metadata.namespace.as_deref(), &pod)?
@@ -131,7 +138,8 @@ fn create(observed: &Observed, vmi: &VirtualMachineInstance, decision: &mut Deci
                     event::SUCCESSFUL_CREATE,
                     "Created migration target pod {name}",
                 ))
-                .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}")),
+                .on_failure(Event::warning(regarding(), event::FAILED_CREATE, "Error creating pod: {error}"))
+                .unless_secure(forbidden),
         ),
         Err(error) => {
             let message = format!("failed to render launch manifest of the migration target: {error}");

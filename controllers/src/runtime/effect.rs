@@ -50,6 +50,9 @@ pub(crate) struct RevisionCopy {
     pub owner: OwnerReference,
 }
 
+/// Part of the message about a pod that the Pod Security level of its namespace forbids.
+pub(crate) const POD_SECURITY: &str = "violates PodSecurity";
+
 /// Events of a write, and the treatment of its failure.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct WriteOptions {
@@ -57,6 +60,8 @@ pub(crate) struct WriteOptions {
     pub success: Option<Event>,
     /// Event of a refused write.
     pub failure: Option<Event>,
+    /// Message of that event if Pod Security refuses.
+    pub insecure: Option<String>,
     /// Reason under which a refusal is passed to the next reconcile of the key.
     pub failure_reason: Option<&'static str>,
     /// Creation: an existing object of the name counts as success.
@@ -67,6 +72,17 @@ pub(crate) struct WriteOptions {
     pub names: Vec<String>,
     /// No other effect depends on it: a refusal does not end the decision and is not remembered.
     pub independent: bool,
+}
+
+impl WriteOptions {
+    /// Returns the event of a refusal with this message.
+    pub(crate) fn refusal(&self, message: &str) -> Option<Event> {
+        let mut note = self.failure.clone()?;
+        if let Some(insecure) = self.insecure.as_ref().filter(|_| message.contains(POD_SECURITY)) {
+            note.message.clone_from(insecure);
+        }
+        Some(note)
+    }
 }
 
 /// Returns true if an object has a finalizer.
@@ -453,6 +469,12 @@ impl Effect {
             options.failure_reason = Some(note.reason);
             options.failure = Some(note);
         })
+    }
+
+    /// Gives the event of refusal another message if Pod Security refuses.
+    #[must_use]
+    pub(crate) fn unless_secure(self, message: String) -> Self {
+        self.with(|options| options.insecure = Some(message))
     }
 
     /// Adds the event of success and that of refusal, each with reason and message, about one object.

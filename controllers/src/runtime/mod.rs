@@ -30,7 +30,8 @@ pub(crate) use self::{
     controller::{Attempt, ConfigChange, Controller, Needs, Wake},
     decision::{Decision, Failure, Failures},
     effect::{
-        DataVolumeCreation, Effect, Event, Kind, RevisionCopy, SnapshotContentCreation, WriteOptions, has_finalizer,
+        DataVolumeCreation, Effect, Event, Kind, POD_SECURITY, RevisionCopy, SnapshotContentCreation, WriteOptions,
+        has_finalizer,
     },
     executor::{Answers, ClaimUser, Executor},
     lease::{Election, Leadership},

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     launcher_pod::{self, Inputs, RenderError, Use, is_target_of},
     resources::{pods::CachedPod, vmis::node_name},
-    runtime::{Decision, Effect, Event, Kind},
+    runtime::{Decision, Effect, Event, Kind, POD_SECURITY},
     vm_lease,
 };
 
@@ -283,7 +283,9 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
     let failure = observed.failures.of(event::FAILED_CREATE);
     if !decision.must_wait(&observed.failures, event::FAILED_CREATE, observed.now) {
         let creation = Effect::create(Kind::Pod, instance.metadata.namespace.as_deref(), &pod)?;
-        decision.push(creation.under(launcher_pod::pod_names(instance, of)).reported(
+        let forbidden = format!("failed to render launch manifest: {}", forbidden(&instance.metadata, "{error}"));
+        let creation = creation.under(launcher_pod::pod_names(instance, of)).unless_secure(forbidden);
+        decision.push(creation.reported(
             regarding(),
             (event::SUCCESSFUL_CREATE, "Created virtual machine pod {name}"),
             (event::FAILED_CREATE, "Error creating pod: {error}"),
@@ -295,12 +297,16 @@ pub(super) fn create_pod(observed: &Observed, decision: &mut Decision) -> Result
     }))
 }
 
-/// Returns the message about a pod that the API server refused. The words about the Pod Security level of the namespace are those of the
-/// reference.
+/// Returns the message about a pod that the API server refused.
 fn refused(instance: &ObjectMeta, error: &str) -> String {
-    if !error.contains("violates PodSecurity") {
-        return format!("failed to create virtual machine pod: {error}");
+    if error.contains(POD_SECURITY) {
+        return forbidden(instance, error);
     }
+    format!("failed to create virtual machine pod: {error}")
+}
+
+/// Returns the message about a pod that the Pod Security level of the namespace forbids, in the words of the reference.
+fn forbidden(instance: &ObjectMeta, error: &str) -> String {
     let namespace = instance.namespace.as_deref().unwrap_or_default();
     let name = instance.name.as_deref().unwrap_or_default();
     format!("failed to create pod for vmi {namespace}/{name}, it needs a privileged namespace to run: {error}")

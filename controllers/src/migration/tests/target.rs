@@ -37,6 +37,26 @@ fn admitted_migration_gets_a_pod() {
 }
 
 #[test]
+fn pod_that_pod_security_forbids_has_its_own_event() {
+    let decision = decided(&migration("Pending", &json!({})), Some(&vmi(&json!({}))), &[source()]);
+    let options = decision.effects.iter().find_map(|effect| match effect {
+        Effect::Create { kind: Kind::Pod, options, .. } => Some(options),
+        _ => None,
+    });
+    for (error, expected) in [
+        ("webhook says no", "Error creating pod: {error}"),
+        (
+            "pods \"x\" is forbidden: violates PodSecurity \"restricted:latest\"",
+            "failed to render launch manifest: failed to create target pod for vmi d/m, \
+             it needs a privileged namespace to run: {error}",
+        ),
+    ] {
+        let event = options.unwrap().refusal(error).unwrap();
+        assert_eq!((event.reason, event.message.as_str()), ("FailedCreate", expected));
+    }
+}
+
+#[test]
 fn pod_that_does_not_start_is_deleted_in_time() {
     let idle = vmi(&json!({}));
     let unschedulable = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);

@@ -190,8 +190,8 @@ impl Executor {
                     self.metrics.wrote(controller, verb, resource, "refused");
                     if let WriteError::Refused(message) | WriteError::Unreachable(message) = error {
                         tracing::info!(verb, resource, object = regarding_name, error = %message, "not carried out");
-                        if let Some(note) = &options.failure {
-                            self.recorder.emit(controller, note.clone(), None, Some(&message));
+                        if let Some(note) = options.refusal(&message) {
+                            self.recorder.emit(controller, note, None, Some(&message));
                         }
                     }
                 }
@@ -233,8 +233,8 @@ impl Executor {
                     let message = without_generated_name(message, &effect);
                     self.metrics.wrote(controller, verb, resource, "refused");
                     tracing::warn!(verb, resource, object = regarding_name, error = %message, "write was refused");
-                    if let Some(note) = &options.failure {
-                        self.recorder.emit(controller, note.clone(), None, Some(&message));
+                    if let Some(note) = options.refusal(&message) {
+                        self.recorder.emit(controller, note, None, Some(&message));
                     }
                     return Outcome::Refused { reason: options.failure_reason, message, succeeded };
                 }

@@ -233,7 +233,18 @@ fn refused_pod_shows_its_reason_and_is_retried_later() {
     assert_eq!((condition["reason"].as_str(), condition["message"].as_str()), (Some("FailedCreate"), Some(&*expected)));
     let due = Failure { retry_at: now(), ..failure };
     let decision = decided_after(&vmi(&json!({})), &[], Some(&due));
-    assert!(matches!(decision.effects[0], Effect::Create { kind: Kind::Pod, .. }));
+    let Effect::Create { kind: Kind::Pod, options, .. } = &decision.effects[0] else { panic!("{decision:?}") };
+    for (error, expected) in [
+        ("exceeded quota", "Error creating pod: {error}"),
+        (
+            security,
+            "failed to render launch manifest: failed to create pod for vmi d/m, \
+             it needs a privileged namespace to run: {error}",
+        ),
+    ] {
+        let event = options.refusal(error).unwrap();
+        assert_eq!((event.reason, event.message.as_str()), ("FailedCreate", expected));
+    }
 }
 
 #[test]
