@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::{
     FeatureGate, VirtualMachineInstance, VirtualMachineInstanceSpec,
     config::ClusterConfig,
+    hotplug::{dump_claim, status_of},
     vmi::{disks::Disk, spec::UtilityVolume, volumes::Volume},
 };
 use serde_json::json;
@@ -204,6 +205,7 @@ fn validate_hotplugged_volumes(
             None if !dump && volume.persistent_volume_claim.is_none() && volume.data_volume.is_none() => {
                 Some(format!("volume {name} is not a PVC or DataVolume"))
             }
+            None if is_detaching(old, volume) => Some(format!("volume {name} is still being detached")),
             None if dump => None,
             None if now.is_none() => Some(format!("disk {name} does not exist")),
             // The medium of a drive, which exists.
@@ -221,6 +223,16 @@ fn validate_hotplugged_volumes(
             return;
         }
     }
+}
+
+/// Returns true if the guest can still have another volume by the name of an added one. Its status would pass for that of the
+/// added volume, while the guest writes to the former one.
+fn is_detaching(old: &VirtualMachineInstance, added: &Volume) -> bool {
+    let Some(entry) = status_of(old, &added.name).filter(|entry| entry.hotplug_volume.is_some()) else { return false };
+    let former = entry.persistent_volume_claim_info.as_ref().and_then(|info| info.claim_name.as_deref());
+    let claim = added.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
+    let claim = claim.or_else(|| added.data_volume.as_ref().map(|source| source.name.as_str()));
+    dump_claim(added).is_some() || former.is_some_and(|former| claim != Some(former))
 }
 
 /// Returns the first error of a hotplugged disk.

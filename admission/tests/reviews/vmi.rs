@@ -73,6 +73,40 @@ fn only_components_change_the_spec_of_a_vmi() {
 }
 
 #[test]
+fn name_of_a_volume_that_is_being_detached_is_not_for_another_one() {
+    let mut old = vmi();
+    let info = json!({"claimName": "former"});
+    let leaving = json!({"name": "a", "target": "sda", "hotplugVolume": {}, "persistentVolumeClaimInfo": info});
+    old["status"] = json!({"volumeStatus": [{"name": "root", "target": "vda"}, leaving]});
+    let with = |mut object: Value, volume: Value| {
+        object["spec"]["volumes"].as_array_mut().unwrap().push(volume.clone());
+        if volume.get("memoryDump").is_none() {
+            let disk = json!({"name": volume["name"], "disk": {"bus": "scsi"}});
+            object["spec"]["domain"]["devices"]["disks"].as_array_mut().unwrap().push(disk);
+        }
+        object
+    };
+    let claim = |name: &str, claim: &str| {
+        json!({"name": name, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}})
+    };
+    let dump = json!({"name": "a", "memoryDump": {"claimName": "a", "hotpluggable": true}});
+    for (volume, refused) in [
+        (claim("a", "new"), true),
+        (json!({"name": "a", "dataVolume": {"name": "new", "hotpluggable": true}}), true),
+        (dump, true),
+        (claim("a", "former"), false),
+        (claim("b", "new"), false),
+    ] {
+        let call = update(with(old.clone(), volume), old.clone()).by(CONTROLLER);
+        if refused {
+            call.refused("volume a is still being detached");
+        } else {
+            call.allowed();
+        }
+    }
+}
+
+#[test]
 fn only_components_set_reserved_labels() {
     let old = vmi();
     let mut object = old.clone();

@@ -4,7 +4,7 @@
 //! fraction in CDI's configuration, or 5.5 % without CDI.
 
 use api::{
-    VirtualMachine, VirtualMachineInstance,
+    VirtualMachine, VirtualMachineInstance, hotplug,
     subresources::MemoryDumpOptions,
     vm::{lease::Attempt, status::VirtualMachineMemoryDumpRequest},
 };
@@ -129,6 +129,15 @@ pub(super) fn check_volume(vm: &VirtualMachine, vmi: &VirtualMachineInstance, na
         return Err(conflict(
             vm,
             format!("pvc [{name}] cannot hold a memory dump: the VM has another volume of this name"),
+        ));
+    }
+    // The entry of a former dump goes before the next one is written.
+    let is_of_dump = vmi.spec.volumes.iter().any(|volume| volume.name == name)
+        || dump_request(vm).is_some_and(|request| request.claim_name == name);
+    if !is_of_dump && hotplug::status_of(vmi, name).is_some_and(|entry| entry.hotplug_volume.is_some()) {
+        return Err(conflict(
+            vm,
+            format!("pvc [{name}] cannot hold a memory dump: the volume of this name is still being detached"),
         ));
     }
     Ok(())
@@ -279,6 +288,28 @@ mod tests {
                 Err(error) => error.to_string(),
             };
             assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn volume_that_leaves_the_guest_is_not_the_one_of_a_dump() {
+        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vm"},
+            "spec": {"domain": {"devices": {}}},
+            "status": {"volumeStatus": [{"name": "a", "target": "sda", "phase": "Ready", "hotplugVolume": {}}]},
+        }))
+        .unwrap();
+        let of = |claim: &str| vm(json!({"claimName": claim, "phase": "Failed"}));
+        for (vm, name, refused) in [
+            (vm(Value::Null), "a", true),
+            (of("b"), "a", true),
+            // The dump that failed before.
+            (of("a"), "a", false),
+            (vm(Value::Null), "b", false),
+        ] {
+            let found = check_volume(&vm, &vmi, name);
+            assert_eq!(found.is_err(), refused, "{name} {found:?}");
+            assert!(!refused || message(found).ends_with("the volume of this name is still being detached"));
         }
     }
 }

@@ -3,7 +3,7 @@
 use api::{
     FeatureGate,
     config::ClusterConfig,
-    owner,
+    hotplug, owner,
     subresources::{AddVolumeRequest, RemoveVolumeRequest},
     vm::spec::VirtualMachine,
     vmi::{
@@ -34,6 +34,8 @@ enum VolumeConflict {
     NameExists(String),
     #[error("Unable to add volume source [{0}] because it already exists")]
     SourceExists(String),
+    #[error("Unable to add volume [{0}] because its former claim is still being detached")]
+    Detaching(String),
     #[error("Unable to remove volume [{0}] because it does not exist")]
     NotFound(String),
     #[error("Unable to remove volume [{0}] because it is not hotpluggable")]
@@ -94,7 +96,9 @@ fn check_vmi(vmi: &VirtualMachineInstance, change: Change<'_>) -> Result<(), Api
         return Err(bad(format!("VMI {}/{} is owned by a VM", text(&metadata.namespace), text(&metadata.name))));
     }
     vmi_checks::check_running(vmi, "VMI is not running")?;
-    check_volumes(&vmi.spec, change).map_err(|conflict| vmi_checks::conflict(vmi, conflict.to_string()))
+    check_volumes(&vmi.spec, change)
+        .and_then(|()| check_detached(vmi, change))
+        .map_err(|conflict| vmi_checks::conflict(vmi, conflict.to_string()))
 }
 
 /// Rejects a change that conflicts with a VM.
@@ -222,6 +226,24 @@ pub(crate) async fn change_vmi(
     Ok(empty_response(StatusCode::ACCEPTED))
 }
 
+/// Returns the claim or DataVolume of a request.
+fn requested(request: &AddVolumeRequest) -> Option<&str> {
+    let source = request.volume_source.as_ref()?;
+    let claim = source.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
+    claim.or_else(|| source.data_volume.as_ref().map(|volume| volume.name.as_str()))
+}
+
+/// Rejects another claim by the name of a volume that the guest still has: it would write to the former one.
+fn check_detached(vmi: &VirtualMachineInstance, change: Change<'_>) -> Result<(), VolumeConflict> {
+    let Change::Add(request) = change else { return Ok(()) };
+    let entry = hotplug::status_of(vmi, &request.name).filter(|entry| entry.hotplug_volume.is_some());
+    let former = entry.and_then(|entry| entry.persistent_volume_claim_info.as_ref()?.claim_name.as_deref());
+    match former {
+        Some(former) if requested(request) != Some(former) => Err(VolumeConflict::Detaching(request.name.clone())),
+        _ => Ok(()),
+    }
+}
+
 fn check_volumes(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Result<(), VolumeConflict> {
     match change {
         Change::Add(request) => {
@@ -229,11 +251,7 @@ fn check_volumes(spec: &VirtualMachineInstanceSpec, change: Change<'_>) -> Resul
             if spec.volumes.iter().any(|volume| volume.name == *name) {
                 return Err(VolumeConflict::NameExists(name.clone()));
             }
-            let requested = request.volume_source.as_ref().and_then(|source| {
-                let claim = source.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
-                claim.or_else(|| source.data_volume.as_ref().map(|volume| volume.name.as_str()))
-            });
-            match requested {
+            match requested(request) {
                 Some(requested) if spec.volumes.iter().any(|volume| source(volume) == Some(requested)) => {
                     Err(VolumeConflict::SourceExists(requested.to_owned()))
                 }
@@ -331,6 +349,30 @@ mod tests {
             message(check(Change::Remove(&remove("x")))),
             "Unable to remove volume [x] because it does not exist"
         );
+    }
+
+    #[test]
+    fn another_claim_waits_until_the_former_one_is_detached() {
+        let mut vmi = vmi("Running", json!([]));
+        let info = json!({"claimName": "former"});
+        let entries = json!([
+            {"name": "leaves", "target": "sda", "hotplugVolume": {}, "persistentVolumeClaimInfo": info},
+            {"name": "other", "target": "sdb", "persistentVolumeClaimInfo": info},
+        ]);
+        vmi.status = Some(serde_json::from_value(json!({"phase": "Running", "volumeStatus": entries})).unwrap());
+        let refused = "Unable to add volume [leaves] because its former claim is still being detached";
+        for (name, source, expected) in [
+            ("leaves", json!({"persistentVolumeClaim": {"claimName": "new"}}), Some(refused)),
+            ("leaves", json!({"dataVolume": {"name": "new"}}), Some(refused)),
+            ("leaves", json!({"persistentVolumeClaim": {"claimName": "former"}}), None),
+            ("leaves", json!({"dataVolume": {"name": "former"}}), None),
+            ("other", json!({"persistentVolumeClaim": {"claimName": "new"}}), None),
+            ("more", json!({"persistentVolumeClaim": {"claimName": "new"}}), None),
+        ] {
+            let request = add(json!({"name": name, "disk": {"name": name}, "volumeSource": source}));
+            let found = check_vmi(&vmi, Change::Add(&request)).err().map(|error| message(Err(error)));
+            assert_eq!(found.as_deref(), expected, "{name} {source}");
+        }
     }
 
     #[test]
