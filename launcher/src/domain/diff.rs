@@ -2,7 +2,7 @@
 //!
 //! Only properties that libvirt keeps as they were defined are compared: what libvirt adds or normalizes is no difference.
 
-use std::path::Path;
+use std::{cmp::Reverse, ops::Range, path::Path};
 
 use protocol::{ItemKind, ItemResult};
 
@@ -237,7 +237,8 @@ impl Difference {
                 _ => continue,
             };
             if let Some(disk) = disk.filter(|disk| disk.can_be_plugged(hotplugged)) {
-                *step = Step::Device { change, item: Item::new(ItemKind::Volume, &disk.name), xml: disk.xml };
+                let xml = if change == DeviceChange::Attach { disk.on_threads_of(active) } else { disk.xml };
+                *step = Step::Device { change, item: Item::new(ItemKind::Volume, &disk.name), xml };
             }
         }
     }
@@ -326,11 +327,26 @@ impl DiskConfig {
 
     /// Returns the element with the address of another one: launchers of other versions give drives other addresses.
     fn at_address_of(&self, other: &Self) -> String {
+        let address = other.xml.get(other.address_at.clone()).filter(|address| !address.is_empty());
+        self.edited(address.map(|address| (self.address_at.clone(), address)).into_iter().collect())
+    }
+
+    /// Returns the element for a running domain: it gets no further I/O threads, and libvirt refuses one that it lacks.
+    fn on_threads_of(&self, domain: &DomainConfig) -> String {
+        let thread = self.io_thread.and_then(|thread| thread.saturating_sub(1).checked_rem(domain.io_threads));
+        let attribute = thread.map(|thread| format!(" iothread='{}'", thread + 1)).unwrap_or_default();
+        self.edited(vec![(self.io_thread_at.clone(), attribute.as_str())])
+    }
+
+    /// Returns the element with other text in these ranges. An empty range is a part that the element does not have.
+    fn edited(&self, mut edits: Vec<(Range<usize>, &str)>) -> String {
         let mut xml = self.xml.clone();
-        let has_address = xml.get(self.address_at.clone()).is_some_and(|address| !address.is_empty());
-        let address = other.xml.get(other.address_at.clone()).filter(|address| has_address && !address.is_empty());
-        if let Some(address) = address {
-            xml.replace_range(self.address_at.clone(), address);
+        // From the last one: the others stay at their places.
+        edits.sort_by_key(|(at, _)| Reverse(at.start));
+        for (at, text) in edits {
+            if xml.get(at.clone()).is_some_and(|former| !former.is_empty()) {
+                xml.replace_range(at, text);
+            }
         }
         xml
     }

@@ -39,6 +39,8 @@ pub(crate) struct DomainConfig {
     /// Size in bytes of the huge pages that back it.
     pub(crate) page_size: Option<u64>,
     pub(crate) memory_device: Option<MemoryDevice>,
+    /// Number of its I/O threads.
+    pub(crate) io_threads: u32,
     /// Disks and drives.
     pub(crate) disks: Vec<DiskConfig>,
     /// Network interfaces.
@@ -83,10 +85,14 @@ pub(crate) struct DiskConfig {
     /// Serial number.
     pub(crate) serial: Option<String>,
     pub(crate) boot_order: Option<u32>,
+    /// Number of the I/O thread that serves it.
+    pub(crate) io_thread: Option<u32>,
     /// Its element.
     pub(crate) xml: String,
     /// Range in `xml` of the element with the address; empty if it has none.
     pub(crate) address_at: std::ops::Range<usize>,
+    /// Range in `xml` of the attribute with the I/O thread, and of the space before it; empty if it has none.
+    pub(crate) io_thread_at: std::ops::Range<usize>,
 }
 
 /// A network interface.
@@ -164,6 +170,7 @@ pub(crate) fn parse(xml: &str) -> DomainConfig {
         page_size: child(root, "memoryBacking")
             .and_then(|backing| child(child(backing, "hugepages")?, "page"))
             .and_then(|page| in_bytes(page.attribute("size")?, page.attribute("unit"))),
+        io_threads: child(root, "iothreads").and_then(|count| count.text()?.trim().parse().ok()).unwrap_or(0),
         ..DomainConfig::default()
     };
     for device in child(root, "devices").into_iter().flat_map(|devices| devices.children()) {
@@ -238,7 +245,9 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
     };
     let target = child(device, "target");
     let whole = device.range();
-    let address = child(device, "address").map(|address| address.range());
+    let within = |at: std::ops::Range<usize>| at.start.saturating_sub(whole.start)..at.end.saturating_sub(whole.start);
+    let driver_attribute = |name: &str| child(device, "driver").and_then(|driver| driver.attribute_node(name));
+    let io_thread = driver_attribute("iothread");
     Some(DiskConfig {
         name: name(device)?,
         device: device.attribute("device").unwrap_or("disk").to_owned(),
@@ -250,11 +259,16 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         shareable: child(device, "shareable").is_some(),
         serial: child(device, "serial").and_then(|serial| serial.text()).map(str::to_owned),
         boot_order: boot_order(device),
+        io_thread: io_thread.and_then(|thread| thread.value().parse().ok()),
         xml: device.document().input_text().get(whole.clone()).unwrap_or_default().to_owned(),
-        address_at: address
-            .map(|at| at.start.saturating_sub(whole.start)..at.end.saturating_sub(whole.start))
-            .unwrap_or_default(),
+        address_at: child(device, "address").map(|address| within(address.range())).unwrap_or_default(),
+        io_thread_at: io_thread.map(|thread| within(with_space(thread.range()))).unwrap_or_default(),
     })
+}
+
+/// Returns the range of an attribute and of the space before it.
+fn with_space(attribute: std::ops::Range<usize>) -> std::ops::Range<usize> {
+    attribute.start.saturating_sub(1)..attribute.end
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {

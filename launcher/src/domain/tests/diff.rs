@@ -200,6 +200,29 @@ fn disks_of_hot_plugged_volumes_are_attached_detached_and_their_media_changed() 
 }
 
 #[test]
+fn a_plugged_disk_is_served_by_an_io_thread_that_the_domain_has() {
+    let disk = |thread: &str| {
+        let driver = format!("<driver name='qemu'{thread} queues='2'/><source");
+        disk("new", "disk", "virtio", "/plugged/new.img").replace("<source", &driver)
+    };
+    let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
+    for (threads, wanted, attached) in [
+        ("", " iothread='2'", ""),
+        ("<iothreads>1</iothreads>", " iothread='2'", " iothread='1'"),
+        ("<iothreads>2</iothreads>", " iothread='2'", " iothread='2'"),
+        ("<iothreads>2</iothreads>", " iothread='5'", " iothread='1'"),
+        ("<iothreads>2</iothreads>", "", ""),
+    ] {
+        let active = ACTIVE.replacen("<devices>", &format!("{threads}<devices>"), 1);
+        let (wanted, attached) = (with(PLAIN, &disk(wanted)), disk(attached));
+        let item = Item::new(ItemKind::Volume, "new");
+        let step = Step::Device { change: DeviceChange::Attach, item, xml: attached.clone() };
+        assert_eq!(between(&active, &wanted), Difference { steps: vec![step], at_restart: vec![] }, "{wanted}");
+        assert_eq!(between(&with(&active, &attached), &wanted), Difference::default(), "{wanted}");
+    }
+}
+
+#[test]
 fn a_drive_keeps_its_address_when_its_medium_changes() {
     let address = |controller: u32, unit: u32| {
         format!("<address type='drive' controller='{controller}' bus='0' target='0' unit='{unit}'/>")
