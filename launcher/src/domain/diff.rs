@@ -249,7 +249,7 @@ impl Difference {
             let drives = active.device == "cdrom" && wanted.device == "cdrom";
             self.steps.push(if drives && active.is_within(hotplugged) && wanted.is_within(hotplugged) {
                 // The drive keeps its device name, by which the hypervisor finds it, and its address.
-                let (item, xml) = (Item::new(ItemKind::Volume, &wanted.name), wanted.at_address_of(active));
+                let (item, xml) = (Item::new(ItemKind::Volume, &wanted.name), wanted.in_drive(active));
                 Step::Device { change: DeviceChange::Update, item, xml }
             } else {
                 Step::Update(Item::new(ItemKind::Volume, &wanted.name), "medium")
@@ -325,10 +325,13 @@ impl DiskConfig {
             && ["virtio", "scsi"].contains(&self.bus.as_str())
     }
 
-    /// Returns the element with the address of another one: launchers of other versions give drives other addresses.
-    fn at_address_of(&self, other: &Self) -> String {
-        let address = other.xml.get(other.address_at.clone()).filter(|address| !address.is_empty());
-        self.edited(address.map(|address| (self.address_at.clone(), address)).into_iter().collect())
+    /// Returns the element with the address of a drive: launchers of other versions give drives other addresses. The drive keeps
+    /// its mode of discards, which depends on the medium of the start: libvirt refuses another one, but none is no change.
+    fn in_drive(&self, drive: &Self) -> String {
+        let mut edits = vec![(self.discard_at.clone(), "")];
+        let address = drive.xml.get(drive.address_at.clone()).filter(|address| !address.is_empty());
+        edits.extend(address.map(|address| (self.address_at.clone(), address)));
+        self.edited(edits)
     }
 
     /// Returns the element for a running domain: it gets no further I/O threads, and libvirt refuses one that it lacks.

@@ -93,6 +93,8 @@ pub(crate) struct DiskConfig {
     pub(crate) address_at: std::ops::Range<usize>,
     /// Range in `xml` of the attribute with the I/O thread, and of the space before it; empty if it has none.
     pub(crate) io_thread_at: std::ops::Range<usize>,
+    /// The same for the attribute with the mode of discards.
+    pub(crate) discard_at: std::ops::Range<usize>,
 }
 
 /// A network interface.
@@ -263,6 +265,7 @@ fn disk(device: Node<'_, '_>) -> Option<DiskConfig> {
         xml: device.document().input_text().get(whole.clone()).unwrap_or_default().to_owned(),
         address_at: child(device, "address").map(|address| within(address.range())).unwrap_or_default(),
         io_thread_at: io_thread.map(|thread| within(with_space(thread.range()))).unwrap_or_default(),
+        discard_at: driver_attribute("discard").map(|mode| within(with_space(mode.range()))).unwrap_or_default(),
     })
 }
 

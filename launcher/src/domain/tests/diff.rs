@@ -246,6 +246,25 @@ fn a_drive_keeps_its_address_when_its_medium_changes() {
 }
 
 #[test]
+fn a_drive_keeps_its_mode_of_discards_when_its_medium_changes() {
+    let drive = |source: &str, discard: &str| {
+        let driver = format!("<driver name='qemu' error_policy='stop'{discard}/>");
+        disk("new", "cdrom", "sata", source).replace("<target", &format!("{driver}<target"))
+    };
+    let with = |xml: &str, disk: &str| xml.replacen("</devices>", &format!("{disk}</devices>"), 1);
+    let (medium, unmap) = ("/plugged/new.img", " discard='unmap'");
+    for (source, discard, wanted_source, wanted_discard) in
+        [(medium, "", "", unmap), (medium, unmap, "", unmap), ("", unmap, medium, ""), ("", "", medium, unmap)]
+    {
+        let (active, wanted) = (drive(source, discard), drive(wanted_source, wanted_discard));
+        let (item, xml) = (Item::new(ItemKind::Volume, "new"), drive(wanted_source, ""));
+        let step = Step::Device { change: DeviceChange::Update, item, xml };
+        let difference = between(&with(ACTIVE, &active), &with(PLAIN, &wanted));
+        assert_eq!(difference, Difference { steps: vec![step], at_restart: vec![] }, "{active} -> {wanted}");
+    }
+}
+
+#[test]
 fn interfaces_come_and_go_and_their_links_change() {
     use DeviceChange::{Attach, Detach, Update};
     let lan = |link: &str| {
