@@ -77,7 +77,8 @@ pub(crate) enum Purpose {
 }
 
 /// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
-/// volumes that the pod does not have yet are left out.
+/// volumes that the pod does not have yet are left out. A start also leaves out those that cannot be opened: the next Sync
+/// reports them, and attaches them once they can.
 pub(crate) fn prepare(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
@@ -103,9 +104,15 @@ pub(crate) fn prepare(
                 .filter(|status| hotplug::is_handed_over(status))
                 .and_then(|_| hotplugged_source(&volume.name, paths));
             if let Some(source) = source {
-                check_access(&source.backend, access)
-                    .map_err(|source| DiskError::Refused { volume: volume.name.clone(), source })?;
-                prepared.sources.insert(volume.name.clone(), source);
+                match check_access(&source.backend, access) {
+                    Ok(()) => {
+                        prepared.sources.insert(volume.name.clone(), source);
+                    }
+                    Err(refusal) if purpose == Purpose::Start => {
+                        tracing::warn!(volume = %volume.name, %refusal, "starting without a hot-plugged volume");
+                    }
+                    Err(source) => return Err(DiskError::Refused { volume: volume.name.clone(), source }),
+                }
             }
             continue;
         }
@@ -118,9 +125,18 @@ pub(crate) fn prepare(
     }
     for disk in vmi.spec.domain.devices.disks.iter().filter(|disk| matches_volume(disk)) {
         let Some(source) = prepared.sources.get(&disk.name) else { continue };
-        let sizes = image::block_sizes(&source.backend)
-            .map_err(|source| DiskError::BlockSizes { volume: disk.name.clone(), source })?;
-        prepared.block_sizes.insert(disk.name.clone(), sizes);
+        let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name);
+        let is_plugged = volume.is_some_and(|volume| hotplug::is_hotplugged(vmi, volume));
+        match image::block_sizes(&source.backend) {
+            Ok(sizes) => {
+                prepared.block_sizes.insert(disk.name.clone(), sizes);
+            }
+            Err(error) if purpose == Purpose::Start && is_plugged => {
+                tracing::warn!(volume = %disk.name, %error, "starting without a hot-plugged volume");
+                prepared.sources.remove(&disk.name);
+            }
+            Err(source) => return Err(DiskError::BlockSizes { volume: disk.name.clone(), source }),
+        }
     }
     if let Some(container) = vmi
         .spec

@@ -150,6 +150,26 @@ fn an_image_in_a_drive_stays_as_it_is() {
 }
 
 #[test]
+fn a_domain_starts_without_a_hot_plugged_volume_that_it_cannot_open() {
+    let scratch = Scratch::new("plugged");
+    std::fs::create_dir_all(scratch.1.join("hotplug")).unwrap();
+    let image = scratch.1.join("hotplug/data.img");
+    let mut vmi = vmi(json!({"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}}));
+    let status = json!({"volumeStatus": [{"name": "data", "target": "", "phase": "Ready", "hotplugVolume": {}}]});
+    vmi.status = Some(serde_json::from_value(status).unwrap());
+    // Nobody may write to it, not even root.
+    std::os::unix::fs::symlink("/sys/kernel/uevent_seqnum", &image).unwrap();
+    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources.is_empty());
+    let arriving = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget);
+    assert!(matches!(arriving, Err(DiskError::Refused { .. })), "{arriving:?}");
+    std::fs::remove_file(&image).unwrap();
+    std::fs::write(&image, [0; 512]).unwrap();
+    for purpose in [Purpose::Start, Purpose::MigrationTarget] {
+        assert!(prepare(&vmi, &scratch.0, &DEFAULT, purpose).unwrap().sources.contains_key("data"));
+    }
+}
+
+#[test]
 fn the_cluster_limits_the_lack_of_a_claim() {
     let scratch = Scratch::new("tolerance");
     let directory = scratch.1.join("private/vmi-disks/data");
