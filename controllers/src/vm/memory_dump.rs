@@ -12,9 +12,12 @@
 use api::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec, VmOperation, VmiPhase,
     constants::annotation,
-    hotplug::{DUMP_FAILED, DUMPED, status_of},
+    hotplug::{DUMP_FAILED, DUMPED, UNMOUNTED, status_of},
     vm::{lease::Attempt, status::VirtualMachineMemoryDumpRequest as Request},
-    vmi::volumes::{MemoryDumpVolumeSource, Volume},
+    vmi::{
+        status::VolumeStatus,
+        volumes::{MemoryDumpVolumeSource, Volume},
+    },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::json;
@@ -71,6 +74,10 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
     let ended = || failed("the VMI has ended before its memory was written".to_owned());
     match request.phase.as_str() {
         phase::ASSOCIATING if !runs => ended(),
+        // The result of a former dump, or a disk of this name that leaves, would count as those of this dump.
+        phase::ASSOCIATING if entry.is_some_and(|entry| !in_vmi || has_ended(entry)) => {
+            Next { in_template: Some(true), in_vmi: Some(false), ..Next::default() }
+        }
         phase::ASSOCIATING => Next {
             request: (in_template && in_vmi).then(|| Some(to(phase::IN_PROGRESS))),
             in_template: Some(true),
@@ -107,6 +114,12 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
         },
         _ => Next::default(),
     }
+}
+
+/// Returns true for the entry of a dump that is over.
+fn has_ended(entry: &VolumeStatus) -> bool {
+    matches!(entry.phase.as_deref(), Some(DUMP_FAILED | DUMPED | UNMOUNTED))
+        || entry.memory_dump_volume.as_ref().is_some_and(|dump| dump.end_timestamp.is_some())
 }
 
 /// Returns true if a spec has the volume of a dump.
@@ -235,6 +248,22 @@ mod tests {
             ("Associating", true, running(false, None), None, Some(true), Some(true), None),
             ("Associating", true, running(true, None), Some("InProgress"), Some(true), Some(true), None),
             ("Associating", true, None, Some("Failed"), None, None, Some("Memory dump failed")),
+            ("Associating", true, ended(), Some("Failed"), None, None, Some("Memory dump failed")),
+            (
+                "Associating",
+                true,
+                running(true, Some("MountedToPod")),
+                Some("InProgress"),
+                Some(true),
+                Some(true),
+                None,
+            ),
+            // The entry of a former dump, or of a disk, goes first.
+            ("Associating", true, running(true, Some(DUMP_FAILED)), None, Some(true), Some(false), None),
+            ("Associating", true, running(true, Some(DUMPED)), None, Some(true), Some(false), None),
+            ("Associating", true, running(false, Some(DUMP_FAILED)), None, Some(true), Some(false), None),
+            ("Associating", true, running(false, Some(UNMOUNTED)), None, Some(true), Some(false), None),
+            ("Associating", true, running(false, Some("Ready")), None, Some(true), Some(false), None),
             ("InProgress", true, running(true, Some("MountedToPod")), None, None, Some(true), None),
             // Recorded first: without the volume the request in progress would ask for another dump.
             ("InProgress", true, running(true, Some(DUMPED)), Some("Unmounting"), None, None, Some("file")),
