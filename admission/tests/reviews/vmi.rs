@@ -87,7 +87,8 @@ fn name_of_a_volume_that_is_being_detached_is_not_for_another_one() {
         object
     };
     let claim = |name: &str, claim: &str| {
-        json!({"name": name, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": true}})
+        let source = json!({"claimName": claim, "hotpluggable": true});
+        json!({"name": name, "persistentVolumeClaim": source})
     };
     let dump = json!({"name": "a", "memoryDump": {"claimName": "a", "hotpluggable": true}});
     for (volume, refused) in [
