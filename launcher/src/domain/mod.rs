@@ -194,6 +194,8 @@ pub(crate) struct Domain {
     pub(crate) ports: FreePorts,
     /// Disks of hot-plugged volumes.
     pub(crate) plugged: Vec<String>,
+    /// Hot-plugged volumes without a disk, and why they cannot be opened.
+    pub(crate) left_out: Vec<(String, String)>,
     /// CPUs of the emulator, which the processes beside QEMU use as well. None: all of the pod.
     pub(crate) housekeeping: Vec<u32>,
     /// CPUs of the pod, if they are dedicated.
@@ -284,6 +286,7 @@ pub(crate) fn convert(vmi: &VirtualMachineInstance, env: &Environment<'_>) -> Re
         acpi,
         ports,
         plugged: disks.plugged,
+        left_out: env.prepared.left_out.clone(),
         housekeeping: pinning.map(|pinning| pinning.emulator).unwrap_or_default(),
         cpus: env.cpus.cloned(),
     })

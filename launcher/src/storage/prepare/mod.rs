@@ -14,7 +14,7 @@ use std::{
 };
 
 use api::{
-    VirtualMachineInstance,
+    SavedMemoryPhase, VirtualMachineInstance,
     constants::annotation,
     hotplug,
     vmi::{disks::Disk, features::FeatureState, volumes::Volume},
@@ -43,6 +43,8 @@ pub(crate) struct Prepared {
     pub(crate) targets: BTreeMap<String, String>,
     /// Block sizes by volume, for disks that match their volume's.
     pub(crate) block_sizes: BTreeMap<String, BlockSizes>,
+    /// Hot-plugged volumes without which the domain starts, and why they cannot be opened.
+    pub(crate) left_out: Vec<(String, String)>,
     /// Kernel for direct kernel boot.
     pub(crate) kernel: Option<PathBuf>,
     /// Initial RAM disk for direct kernel boot.
@@ -77,8 +79,8 @@ pub(crate) enum Purpose {
 }
 
 /// Creates all images of a VMI. Existing images are kept; an image in a claim grows to the claim's capacity. Hot-plugged
-/// volumes that the pod does not have yet are left out. A start also leaves out those that cannot be opened: the next Sync
-/// reports them, and attaches them once they can.
+/// volumes that the pod does not have yet are left out. A start also leaves out those that cannot be opened: a Sync attaches
+/// them once they can be.
 pub(crate) fn prepare(
     vmi: &VirtualMachineInstance,
     paths: &Paths,
@@ -86,6 +88,10 @@ pub(crate) fn prepare(
     purpose: Purpose,
 ) -> Result<Prepared, DiskError> {
     let mut prepared = Prepared::default();
+    // A guest that continues from saved memory has the disks that it had.
+    let saved = vmi.status.as_ref().and_then(|status| status.hibernation.as_ref());
+    let continues = saved.is_some_and(|memory| memory.phase == SavedMemoryPhase::Restoring);
+    let may_lack = purpose == Purpose::Start && !continues;
     let disks: BTreeMap<&str, Access> = vmi
         .spec
         .domain
@@ -108,9 +114,7 @@ pub(crate) fn prepare(
                     Ok(()) => {
                         prepared.sources.insert(volume.name.clone(), source);
                     }
-                    Err(refusal) if purpose == Purpose::Start => {
-                        tracing::warn!(volume = %volume.name, %refusal, "starting without a hot-plugged volume");
-                    }
+                    Err(refusal) if may_lack => prepared.left_out.push((volume.name.clone(), refusal.to_string())),
                     Err(source) => return Err(DiskError::Refused { volume: volume.name.clone(), source }),
                 }
             }
@@ -131,12 +135,15 @@ pub(crate) fn prepare(
             Ok(sizes) => {
                 prepared.block_sizes.insert(disk.name.clone(), sizes);
             }
-            Err(error) if purpose == Purpose::Start && is_plugged => {
-                tracing::warn!(volume = %disk.name, %error, "starting without a hot-plugged volume");
+            Err(error) if may_lack && is_plugged => {
                 prepared.sources.remove(&disk.name);
+                prepared.left_out.push((disk.name.clone(), format!("cannot read its block sizes: {error}")));
             }
             Err(source) => return Err(DiskError::BlockSizes { volume: disk.name.clone(), source }),
         }
+    }
+    if !prepared.left_out.is_empty() {
+        tracing::warn!(left_out = ?prepared.left_out, "starting without hot-plugged volumes");
     }
     if let Some(container) = vmi
         .spec

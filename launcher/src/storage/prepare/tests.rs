@@ -1,5 +1,6 @@
 //! Volumes prepared in a scratch directory.
 
+use api::vmi::status::SavedMemory;
 use serde_json::json;
 
 use super::{
@@ -159,9 +160,15 @@ fn a_domain_starts_without_a_hot_plugged_volume_that_it_cannot_open() {
     vmi.status = Some(serde_json::from_value(status).unwrap());
     // Nobody may write to it, not even root.
     std::os::unix::fs::symlink("/sys/kernel/uevent_seqnum", &image).unwrap();
-    assert!(prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap().sources.is_empty());
-    let arriving = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::MigrationTarget);
-    assert!(matches!(arriving, Err(DiskError::Refused { .. })), "{arriving:?}");
+    let started = prepare(&vmi, &scratch.0, &DEFAULT, Purpose::Start).unwrap();
+    assert!(started.sources.is_empty() && started.left_out[0].0 == "data", "{started:?}");
+    let mut continues = vmi.clone();
+    continues.status.as_mut().unwrap().hibernation =
+        Some(SavedMemory { phase: SavedMemoryPhase::Restoring, ..SavedMemory::default() });
+    for (vmi, purpose) in [(&continues, Purpose::Start), (&vmi, Purpose::MigrationTarget)] {
+        let refused = prepare(vmi, &scratch.0, &DEFAULT, purpose);
+        assert!(matches!(refused, Err(DiskError::Refused { .. })), "{purpose:?} {refused:?}");
+    }
     std::fs::remove_file(&image).unwrap();
     std::fs::write(&image, [0; 512]).unwrap();
     for purpose in [Purpose::Start, Purpose::MigrationTarget] {

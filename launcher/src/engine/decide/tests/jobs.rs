@@ -1,4 +1,4 @@
-use protocol::Lifecycle;
+use protocol::{ItemKind, Lifecycle};
 
 use super::{Table, read, to_dump, to_in, to_shutdown, to_start, to_sync};
 use crate::{
@@ -47,6 +47,22 @@ fn a_start_goes_step_by_step() {
     }
     assert_eq!(table.last_answer(), Some(Ok(true)));
     assert!(table.state.job.is_none() && table.state.base.stage == Stage::Live);
+}
+
+#[test]
+fn a_volume_without_which_a_domain_starts_is_an_item_to_attempt_again() {
+    let mut table = Table::connected();
+    table.sync();
+    let left_out = vec![("data".to_owned(), "permission denied".to_owned())];
+    table.take(to_start(JobInput::Prepared(Ok(Box::new(Domain { left_out, ..Domain::default() })))));
+    for input in [JobInput::Served(Ok(())), JobInput::Defined(Ok(())), JobInput::Created(Ok(()))] {
+        table.take(to_start(input));
+    }
+    table.take(read(Lifecycle::Running, "booted"));
+    assert_eq!(table.last_answer(), Some(Ok(true)));
+    let [item] = &table.state.base.published.items[..] else { panic!("{:?}", table.state.base.published.items) };
+    let found = (item.kind(), item.name.as_str(), item.message.as_str(), item.needs_restart);
+    assert_eq!(found, (ItemKind::Volume, "data", "permission denied", false));
 }
 
 #[test]

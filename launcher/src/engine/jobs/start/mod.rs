@@ -17,12 +17,13 @@ mod restored;
 
 use std::sync::Arc;
 
+use protocol::ItemKind;
 use tokio::time::Instant;
 
 pub(crate) use self::restored::is_restored;
 use super::{DAEMON_DEADLINE, EndRequest, Steps, WAITING};
 use crate::{
-    domain::Domain,
+    domain::{Domain, diff::Item},
     engine::model::{Base, DomainCall, JobInput, Next, RequestError, RequestId, Stage, Wanted, Work, daemon_is_late},
 };
 
@@ -165,6 +166,9 @@ impl Start {
         let step = Step::Defining { paused: domain.start_paused };
         base.disk_sizes.clone_from(&domain.disks);
         base.acpi = domain.acpi;
+        // With an item that failed virt-handler repeats the Sync, which attaches a volume once it can be opened.
+        let failed = |(name, why): &(String, String)| Item::new(ItemKind::Volume, name).failed(why.clone());
+        base.published.items = domain.left_out.iter().map(failed).collect();
         base.adopting = false;
         base.call_for(Self::NAME, DomainCall::Define(domain));
         Self { step, ..self }
@@ -200,7 +204,6 @@ impl Start {
     /// Decides on a QEMU that has started.
     fn on_created(self, base: &mut Base, then: Vec<EndRequest>) -> Self {
         base.stage = Stage::Live;
-        base.published.items.clear();
         base.reading.outdated = base.reading.in_progress;
         base.read_for(Self::NAME);
         Self { step: Step::Reading { then }, ..self }
