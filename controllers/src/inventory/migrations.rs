@@ -138,12 +138,9 @@ mod tests {
 
     #[test]
     fn the_times_of_the_last_migration_remain_when_its_object_is_deleted() {
-        for (completed, failed, status) in [
-            (true, false, "succeeded"),
-            (true, true, "failed"),
-            (false, true, ""),
-            (false, false, ""),
-        ] {
+        for (completed, failed, status) in
+            [(true, false, "succeeded"), (true, true, "failed"), (false, true, ""), (false, false, "")]
+        {
             let metrics = Migrations::new().unwrap();
             let vmi = json!({
                 "metadata": {"name": "m", "namespace": "d"}, "spec": {"domain": {"devices": {}}},
