@@ -17,6 +17,7 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use kube::client::ConfigExt;
+use percent_encoding::percent_decode_str;
 
 use crate::Error;
 
@@ -65,27 +66,8 @@ fn tunnel<C>(proxy: Uri, connector: C) -> Tunnel<C> {
 fn credentials(proxy: &Uri) -> Option<HeaderValue> {
     let (user, _) = proxy.authority()?.as_str().rsplit_once('@')?;
     let colon = if user.contains(':') { "" } else { ":" };
-    HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(decoded(&format!("{user}{colon}"))))).ok()
-}
-
-/// Replaces `%` and two digits with the byte that they stand for.
-fn decoded(text: &str) -> Vec<u8> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let digits = part.split_at_checked(2).filter(|(digits, _)| digits.bytes().all(|b| b.is_ascii_hexdigit()));
-        match digits.and_then(|(digits, rest)| Some((u8::from_str_radix(digits, 16).ok()?, rest))) {
-            Some((byte, rest)) => {
-                bytes.push(byte);
-                bytes.extend_from_slice(rest.as_bytes());
-            }
-            None => {
-                bytes.push(b'%');
-                bytes.extend_from_slice(part.as_bytes());
-            }
-        }
-    }
-    bytes
+    let decoded: Vec<u8> = percent_decode_str(&format!("{user}{colon}")).collect();
+    HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(decoded))).ok()
 }
 
 #[cfg(test)]
@@ -135,13 +117,6 @@ mod tests {
         ] {
             let found = credentials(&proxy.parse().unwrap());
             assert_eq!(found.as_ref().map(|value| value.to_str().unwrap()), expected, "{proxy}");
-        }
-    }
-
-    #[test]
-    fn escapes_of_addresses_are_decoded() {
-        for (text, expected) in [("", ""), ("a%3ab%2", "a:b%2"), ("%+A%zz%25", "%+A%zz%"), ("%é", "%é")] {
-            assert_eq!(decoded(text), expected.as_bytes(), "{text}");
         }
     }
 }
