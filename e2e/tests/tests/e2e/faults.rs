@@ -9,12 +9,15 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     kills::{Ends, Faults, GUEST, Holder, Phase, Process, Row, Victim, all, run_at, uid},
-    manifests, virt_handlers,
+    manifests,
+    moves::{MINUTES, arrived, begin, has_ended, slow, two_nodes, with_policy},
+    post_copy::{busy, goes_on},
+    virt_handlers,
 };
 
 type Pods = Api<k8s_openapi::api::core::v1::Pod>;
@@ -45,6 +48,49 @@ fn vmi_runs_while_virt_handler_is_replaced() {
         // The new virt-handler manages the VMI.
         s.virt(&["stop", "box"]).await?;
         s.wait_gone("vmi", "box", TIMEOUT).await
+    });
+}
+
+#[test]
+fn virt_handlers_wait_for_a_migration_before_they_stop() {
+    story_alone("handler-waits", async |s| {
+        if two_nodes(s).await?.is_none() {
+            return Ok(());
+        }
+        let witness = busy(s).await?;
+        with_policy(s, slow(25, json!({"allowWorkloadDisruption": true})), async |_| {
+            let before = s.get("vmi", GUEST).await?;
+            let migration = begin(s, GUEST).await?;
+            let runs = |vmim: &Value| vmim["status"]["phase"] == "Running" || has_ended(vmim);
+            s.wait("vmim", &migration, "be Running", MINUTES, runs).await?;
+            let state = s.get("vmi", GUEST).await?["status"]["migrationState"].clone();
+            let ends = [state["sourceNode"].as_str(), state["targetNode"].as_str()];
+            let mut stopped = s.pods_of("virt-handler").await?;
+            stopped.retain(|pod| ends.contains(&pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())));
+            ensure!(stopped.len() == 2, "virt-handlers of {state}: {}", stopped.len());
+            let agents: Pods = Api::namespaced(s.client.clone(), "kubevirt");
+            for pod in &stopped {
+                agents.delete(pod.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default()).await?;
+            }
+            let mut rounds = 0;
+            while !has_ended(&s.get("vmim", &migration).await?) {
+                let live = s.pods_of("virt-handler").await?;
+                let missing = stopped.iter().filter(|pod| live.iter().all(|one| one.metadata.uid != pod.metadata.uid));
+                let missing = missing.count();
+                // The migration can end between the two answers.
+                ensure!(
+                    missing == 0 || has_ended(&s.get("vmim", &migration).await?),
+                    "{missing} stopped before the end"
+                );
+                rounds += 1;
+                sleep(Duration::from_secs(1)).await;
+            }
+            ensure!(rounds > 3, "the migration ended too early to show anything");
+            arrived(s, &before, &migration).await?;
+            s.components_are_ready().await
+        })
+        .await?;
+        goes_on(s, &witness).await.map(drop)
     });
 }
 

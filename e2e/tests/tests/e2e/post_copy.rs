@@ -19,7 +19,7 @@ use crate::{
 const USERFAULTFD: &str = "devices.kubevirt.io/userfaultfd";
 
 /// Starts the guest, which changes its memory, and returns its witness.
-async fn busy(s: &Story) -> Result<Witness> {
+pub(crate) async fn busy(s: &Story) -> Result<Witness> {
     s.apply(&vm(GUEST, "Always")).await?;
     s.wait_running(GUEST).await?;
     let mut guest = console(s, GUEST).await?;
@@ -29,7 +29,7 @@ async fn busy(s: &Story) -> Result<Witness> {
     Ok(witness)
 }
 
-async fn goes_on(s: &Story, witness: &Witness) -> Result<Witness> {
+pub(crate) async fn goes_on(s: &Story, witness: &Witness) -> Result<Witness> {
     let mut guest = console(s, GUEST).await?;
     let witness = Witness::goes_on(&mut guest, witness).await?;
     guest.leave().await?;
