@@ -210,7 +210,12 @@ fn migrate(observed: &Observed, plan: &mut Plan) -> Result<(), serde_json::Error
         }
         let outdated = is_outdated(vmi) && !ineffective.contains(&Cause::Version);
         let need = need.filter(|need| !matches!(need, Need::Later(_))).or(outdated.then_some(Need::Version));
-        let Some(need) = need.filter(|_| can_migrate(candidate, &busy)) else { continue };
+        let Some(need) = need.filter(|_| can_migrate(vmi, &busy)) else { continue };
+        if !is_alone(candidate) {
+            // The pod of a migration that failed ends later. Changes of pods do not wake this controller.
+            plan.decision.wake(RECHECK);
+            continue;
+        }
         waiting.insert((need == Need::Version, rank(vmi, observed.now)), (candidate, need));
     }
     if !waiting.is_empty() {
@@ -246,10 +251,13 @@ fn is_free(vmi: &VirtualMachineInstance) -> bool {
     *vmi.phase() == VmiPhase::Running && !vmi.is_deleting() && !is_marked(vmi) && !vmi.is_migrating()
 }
 
-fn can_migrate(candidate: &VmiWithPods, busy: &[Key]) -> bool {
-    let vmi: &VirtualMachineInstance = &candidate.vmi;
-    let is_alone = candidate.pods.iter().filter(|pod| !pod.is_down()).count() <= 1;
-    is_free(vmi) && vmi.is_live_migratable() && is_alone && !busy.contains(&Key::of(&vmi.metadata))
+fn can_migrate(vmi: &VirtualMachineInstance, busy: &[Key]) -> bool {
+    is_free(vmi) && vmi.is_live_migratable() && !busy.contains(&Key::of(&vmi.metadata))
+}
+
+/// Returns true if no pod of a former migration is left.
+fn is_alone(candidate: &VmiWithPods) -> bool {
+    candidate.pods.iter().filter(|pod| !pod.is_down()).count() <= 1
 }
 
 fn migration(vmi: &VirtualMachineInstance, need: Need) -> Result<Effect, serde_json::Error> {

@@ -272,6 +272,17 @@ fn migrations_are_limited_and_changes_go_first() {
     assert!(decide(&observed).unwrap().decision.effects.is_empty());
 }
 
+#[test]
+fn vmi_with_a_pod_of_a_failed_migration_is_considered_again() {
+    let deployment = deployment();
+    let kubevirt = with_methods(&["LiveMigrate"], &deployment);
+    let mut candidate = outdated(0, &migratable(&[]));
+    candidate.pods.extend(vmi(1, &json!({}), None).pods);
+    let plan = decide(&observed(&kubevirt, &deployment, &[candidate], None)).unwrap();
+    assert!(plan.decision.effects.is_empty(), "{:?}", plan.decision);
+    assert_eq!(plan.decision.wake_after, Some(RECHECK));
+}
+
 /// Returns the decision of a virt-controller that has just become the leader, which depends on the objects alone.
 #[test]
 fn no_cause_leads_to_a_second_pod_for_the_same_desired_state() {
