@@ -1,124 +1,124 @@
-//! PodDisruptionBudgets that old releases of KubeVirt made for VMIs. They would block drains, about which the webhook for
-//! evictions decides. Nothing makes new ones, so that each leader looks once.
+//! Deletes PodDisruptionBudgets of VMIs, as old releases of KubeVirt made them. They would block drains, about which the webhook
+//! for evictions decides.
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use api::owner;
-use k8s_openapi::{api::policy::v1::PodDisruptionBudget, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, ListParams, Preconditions},
+use api::constants::event;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::{
+    resources::{Caches, Resource, budgets::CachedBudget, needs},
+    runtime::{Attempt, Controller, Decision, Effect, Failures, Kind, Needs, Wake},
 };
 
-/// Budgets of a page.
-const PAGE: u32 = 100;
-/// Time limit of an attempt.
-const TIME_LIMIT: Duration = Duration::from_secs(300);
-/// Wait after an attempt that failed.
-const RETRY: Duration = Duration::from_secs(60);
+/// The controller of these budgets.
+pub(crate) struct DisruptionBudgets;
 
-/// Removes the budgets of VMIs. Repeats this until it succeeds.
-pub(crate) async fn remove(client: Client) {
-    loop {
-        let error = match tokio::time::timeout(TIME_LIMIT, remove_all(&client)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no end within {TIME_LIMIT:?}"),
-        };
-        tracing::warn!(error, "cannot remove PodDisruptionBudgets of VMIs");
-        tokio::time::sleep(RETRY).await;
+/// Everything that a decision about a budget depends on.
+pub(crate) struct Observed {
+    budget: Arc<CachedBudget>,
+    failures: Failures,
+    now: Timestamp,
+}
+
+impl Controller for DisruptionBudgets {
+    const NAME: &'static str = "disruption-budget";
+    const NEEDS: Needs = needs(&[Resource::Budgets]);
+    type Caches = Caches;
+    type Observed = Observed;
+
+    fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
+        wake.objects_of(&caches.budgets);
+    }
+
+    fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
+        let budget = caches.budgets.get(attempt.key)?;
+        Some(Observed { budget, failures: attempt.failures.clone(), now: attempt.now })
+    }
+
+    fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {
+        Some(&observed.budget.metadata)
+    }
+
+    fn decide(&self, observed: &Observed) -> Result<Decision, serde_json::Error> {
+        Ok(decide(observed))
     }
 }
 
-async fn remove_all(client: &Client) -> kube::Result<()> {
-    let all = Api::<PodDisruptionBudget>::all(client.clone());
-    let mut next = None;
-    loop {
-        let page =
-            all.list_metadata(&ListParams { limit: Some(PAGE), continue_token: next, ..ListParams::default() }).await?;
-        for budget in page.items.iter().map(|budget| &budget.metadata).filter(|budget| is_of_vmi(budget)) {
-            delete(client, budget).await?;
-        }
-        next = page.metadata.continue_.filter(|token| !token.is_empty());
-        if next.is_none() {
-            return Ok(());
-        }
+fn decide(observed: &Observed) -> Decision {
+    let mut decision = Decision::settled();
+    let budget = &observed.budget.metadata;
+    let vmi = observed.budget.vmi().filter(|_| budget.deletion_timestamp.is_none());
+    let Some(vmi) = vmi else { return decision };
+    if decision.must_wait(&observed.failures, event::FAILED_DELETE, observed.now) {
+        return decision;
     }
-}
-
-/// Returns true for a budget whose controller is a VMI.
-fn is_of_vmi(budget: &ObjectMeta) -> bool {
-    // Releases of that time used several versions.
-    owner::controller(budget)
-        .is_some_and(|owner| owner.kind == "VirtualMachineInstance" && owner.api_version.starts_with("kubevirt.io/"))
-}
-
-async fn delete(client: &Client, budget: &ObjectMeta) -> kube::Result<()> {
-    let (namespace, name) =
-        (budget.namespace.as_deref().unwrap_or_default(), budget.name.as_deref().unwrap_or_default());
-    let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
-    let same = Preconditions { uid: budget.uid.clone(), resource_version: None };
-    match budgets.delete(name, &DeleteParams { preconditions: Some(same), ..DeleteParams::default() }).await {
-        Ok(_) => {
-            tracing::info!(namespace, name, "removed a PodDisruptionBudget of a VMI");
-            Ok(())
-        }
-        // It is gone, or another one has its name.
-        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(()),
-        Err(error) => Err(error),
-    }
+    let name = budget.name.as_deref().unwrap_or_default();
+    let vmi = ObjectMeta {
+        name: Some(vmi.name.clone()),
+        namespace: budget.namespace.clone(),
+        uid: Some(vmi.uid.clone()),
+        ..ObjectMeta::default()
+    };
+    decision.push(Effect::delete(Kind::DisruptionBudget, budget).reported(
+        Kind::Instance.reference(&vmi),
+        (event::SUCCESSFUL_DELETE, format!("Deleted PodDisruptionBudget {name}")),
+        (event::FAILED_DELETE, format!("Error deleting the PodDisruptionBudget {name}: {{error}}")),
+    ));
+    decision
 }
 
 #[cfg(test)]
 mod tests {
-    use http::Method;
-    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    use serde_json::json;
 
     use super::*;
-    use crate::scripted::{Reply, Server, status};
+    use crate::runtime::Failure;
 
-    fn owner(kind: &str, api_version: &str, controller: bool) -> Value {
-        json!({"apiVersion": api_version, "kind": kind, "name": "a", "uid": "u", "controller": controller})
+    fn now() -> Timestamp {
+        "2030-01-01T00:00:00Z".parse().unwrap()
     }
 
-    fn budget(name: &str, owners: &[Value]) -> Value {
-        json!({"metadata": {"namespace": "n", "name": name, "uid": name, "ownerReferences": owners}})
+    fn decision(deleted: Option<&str>, failure: Option<Failure>) -> Decision {
+        let vmi = json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u", "controller": true,
+        });
+        let metadata = json!({
+            "namespace": "n", "name": "b", "uid": "1", "ownerReferences": [vmi], "deletionTimestamp": deleted,
+        });
+        let budget = Arc::new(CachedBudget { metadata: serde_json::from_value(metadata).unwrap() });
+        decide(&Observed { budget, failures: failure.into(), now: now() })
     }
 
     #[test]
-    fn budgets_of_others_are_kept() {
-        for (kind, api_version, controller, expected) in [
-            ("VirtualMachineInstance", "kubevirt.io/v1", true, true),
-            ("VirtualMachineInstance", "kubevirt.io/v1alpha3", true, true),
-            ("VirtualMachineInstance", "kubevirt.io/v1", false, false),
-            ("VirtualMachineInstance", "example.com/v1", true, false),
-            ("VirtualMachine", "kubevirt.io/v1", true, false),
-        ] {
-            let budget = budget("b", &[owner(kind, api_version, controller)]);
-            let metadata = serde_json::from_value(budget["metadata"].clone()).unwrap();
-            assert_eq!(is_of_vmi(&metadata), expected, "{kind} {api_version} {controller}");
-        }
-        assert!(!is_of_vmi(&ObjectMeta::default()));
+    fn budget_of_a_vmi_is_deleted_with_an_event_of_the_vmi() {
+        let effects = decision(None, None).effects;
+        let [Effect::Delete { kind: Kind::DisruptionBudget, namespace, name, uid, options, .. }] = &effects[..] else {
+            panic!("{effects:?}");
+        };
+        let named = (namespace.as_deref(), name.as_str(), uid.as_deref());
+        assert_eq!(named, (Some("n"), "b", Some("1")));
+        let event = options.success.as_ref().unwrap();
+        assert_eq!((event.reason, event.message.as_str()), ("SuccessfulDelete", "Deleted PodDisruptionBudget b"));
+        let regarding = (event.regarding.kind.as_deref(), event.regarding.name.as_deref());
+        assert_eq!(regarding, (Some("VirtualMachineInstance"), Some("a")));
+        assert_eq!(event.regarding.uid.as_deref(), Some("u"));
+        assert_eq!(options.failure.as_ref().unwrap().reason, "FailedDelete");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn budgets_of_vmis_are_removed_from_all_pages() {
-        let vmi = [owner("VirtualMachineInstance", "kubevirt.io/v1", true)];
-        let page = |token: &str, items: &[Value]| {
-            let body = json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
-                "metadata": {"continue": token}, "items": items});
-            Reply::Answer(200, body)
+    #[test]
+    fn deletion_is_not_repeated_at_once() {
+        assert_eq!(decision(Some("2030-01-01T00:00:00Z"), None), Decision::settled());
+        let refused = Failure {
+            reason: event::FAILED_DELETE,
+            message: "no".to_owned(),
+            retry_at: now() + Duration::from_secs(5),
+            attempts: 1,
         };
-        let server = Server::new([
-            Reply::Answer(500, status(500, "InternalError")),
-            page("next", &[budget("kept", &[]), budget("first", &vmi)]),
-            Reply::Answer(404, status(404, "NotFound")),
-            page("", &[budget("second", &vmi)]),
-            Reply::Answer(200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
-        ]);
-        remove(server.client()).await;
-        let list = || (Method::GET, "/apis/policy/v1/poddisruptionbudgets".to_owned());
-        let delete = |name: &str| (Method::DELETE, format!("/apis/policy/v1/namespaces/n/poddisruptionbudgets/{name}"));
-        assert_eq!(server.requests(), [list(), list(), delete("first"), list(), delete("second")]);
+        let waits = decision(None, Some(refused));
+        assert_eq!((waits.effects.len(), waits.wake_after), (0, Some(Duration::from_secs(5))));
     }
 }

@@ -19,7 +19,7 @@ use futures::future::{join, join_all, try_join, try_join_all};
 use prometheus::Registry;
 
 use crate::{
-    budgets, hold, importer,
+    hold, importer,
     inventory::Inventory,
     lead::Work,
     options::Options,
@@ -136,7 +136,6 @@ async fn lead_once(election: &mut Election, work: &Work, stop: &CancellationToke
     tracing::info!("leading");
     work.metrics.set_leading(true);
     pod_trace::follow(&work.caches, &work.traces);
-    work.tasks.spawn_once("disruption budgets", budgets::remove(work.client.clone()));
     work.tasks.spawn("import progress", importer::progress::follow(work.caches.clone()));
     work.tasks.spawn("leader", work.lead(LEADER, election.leadership()));
     let kept = election.keep(stop).await;

@@ -6,6 +6,7 @@ mod tests;
 use std::sync::Arc;
 
 use crate::{
+    budgets::DisruptionBudgets,
     certificates::{Certificates, Requests},
     clone::Clones,
     common_instancetypes::CommonInstancetypes,
@@ -51,6 +52,7 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Restores),
         runner(setup, Clones),
         runner(setup, Evacuations::new(setup)),
+        runner(setup, DisruptionBudgets),
         runner(setup, Importer::new(setup)),
         runner(setup, DataSources::new(setup)),
         runner(setup, Nodes::new(setup)),

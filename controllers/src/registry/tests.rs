@@ -8,6 +8,7 @@ use daemon::config::ConfigHandle;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     core::v1::{Namespace, Node, PersistentVolumeClaim, Pod, ResourceQuota},
+    policy::v1::PodDisruptionBudget,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -371,6 +372,8 @@ async fn event_costs_the_same_in_a_cluster_of_any_size() {
 #[tokio::test]
 async fn controllers_need_the_caches_that_they_read() {
     let cluster = cluster(30);
+    let budget = json!({"metadata": owned(metadata("budget", 1), "VirtualMachineInstance", "m-0")});
+    cluster.caches.budgets.observe(object::<PodDisruptionBudget>(&budget).into());
     let metadata = json!({"name": "kubevirt", "namespace": "kubevirt", "uid": "k", "resourceVersion": "1"});
     let methods = json!({"workloadUpdateMethods": ["LiveMigrate", "Evict"]});
     let spec = json!({"workloadUpdateStrategy": methods, "uninstallStrategy": "RemoveWorkloads"});

@@ -8,6 +8,7 @@ mod macros;
 
 mod answers;
 pub(crate) mod attachments;
+pub(crate) mod budgets;
 pub(crate) mod bundle_carriers;
 mod cdis;
 pub(crate) mod certificate_requests;
@@ -75,6 +76,7 @@ use k8s_openapi::api::{
 pub(crate) use self::sources::{Sources, sources};
 use self::{
     attachments::{AttachmentIndex, CachedAttachment},
+    budgets::CachedBudget,
     cdis::CachedCdi,
     claim_facts::{ClaimUsers, ClaimWarning},
     claims::CachedClaim,
@@ -180,6 +182,8 @@ resources! {
     attachments: CachedAttachment as Attachments,
     /// Pods of virt-handler.
     handlers: pods::Handlers as Handlers,
+    /// PodDisruptionBudgets of VMIs.
+    budgets: CachedBudget as Budgets,
     /// Nodes.
     nodes: CachedNode as Nodes,
     /// Persistent volume claims.

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{cache::Cache, runtime::Kind, scripted::Server};
 
-/// Resources that are listed and never watched: warnings about pods that do not start, and budgets of old releases.
-const LISTED: [(&str, &str); 2] = [("", "events"), ("policy", "poddisruptionbudgets")];
+/// Resource that is listed and never watched: warnings about pods that do not start.
+const LISTED: (&str, &str) = ("", "events");
 
 /// Resource whose objects are watched by name from the version on that was read, and in no cache.
 const FOLLOWED: &str = "leases";
@@ -90,7 +90,7 @@ fn granted() -> BTreeSet<Right> {
                 list("resources").into_iter().map(|resource| (group.clone(), resource)).collect::<Vec<_>>()
             }) {
                 let has = |verb: &str| verbs.iter().any(|known| known == verb);
-                let is_listed = LISTED.contains(&(group.as_str(), resource.as_str()));
+                let is_listed = LISTED == (group.as_str(), resource.as_str());
                 let is_read = READ.contains(&resource.as_str());
                 assert!(!has("get") || is_read, "{group} {resource} is not read by name");
                 let is_cached = has("watch") && resource != FOLLOWED;

@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Volume,
     /// `v1` Node.
     Node,
+    /// `policy/v1` PodDisruptionBudget.
+    DisruptionBudget,
     /// `kubevirt.io/v1` VirtualMachine.
     VirtualMachine,
     /// `kubevirt.io/v1` VirtualMachineInstance.
@@ -79,6 +81,7 @@ impl Kind {
             Self::Claim => ("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
             Self::Volume => ("v1", "PersistentVolume", "persistentvolumes"),
             Self::Node => ("v1", "Node", "nodes"),
+            Self::DisruptionBudget => ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
             Self::VirtualMachine => ("kubevirt.io/v1", "VirtualMachine", "virtualmachines"),
             Self::Instance => ("kubevirt.io/v1", "VirtualMachineInstance", "virtualmachineinstances"),
             Self::ReplicaSet => {

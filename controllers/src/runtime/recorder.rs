@@ -50,6 +50,7 @@ fn fill(message: &str, answer: Option<&Value>, error: Option<&str>) -> String {
 fn component(controller: &str) -> Option<&'static str> {
     match controller {
         "evacuation" => Some("evacuation-controller"),
+        "disruption-budget" => Some("disruptionbudget-controller"),
         "workload-update" => Some("workload-update-controller"),
         _ => None,
     }
@@ -94,6 +95,7 @@ mod tests {
         }
         for (controller, expected) in [
             ("evacuation", Some("evacuation-controller")),
+            ("disruption-budget", Some("disruptionbudget-controller")),
             ("workload-update", Some("workload-update-controller")),
             ("vmi", None),
         ] {
