@@ -28,6 +28,12 @@ fn delay(count: i32, uid: &str) -> Duration {
     Duration::from_secs(base.saturating_add(extra).min(LONGEST))
 }
 
+/// Returns the time of the last failure, cut to a second as the time of the next attempt is.
+pub(crate) fn failed_at(failure: &VirtualMachineStartFailure) -> Option<Timestamp> {
+    let delay = delay(failure.consecutive_fail_count?, failure.last_failed_vmi_uid.as_deref()?);
+    failure.retry_after_timestamp.as_ref()?.0.checked_sub(delay).ok()
+}
+
 /// Returns the record of failures after an observation of the VMI.
 pub(super) fn update(
     former: Option<&VirtualMachineStartFailure>,
@@ -73,5 +79,18 @@ mod tests {
                 assert!((low..=high).contains(&seconds), "{count}: {seconds}");
             }
         }
+    }
+
+    #[test]
+    fn time_of_a_failure_follows_from_the_next_attempt() {
+        let instance = serde_json::json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "m", "uid": "u"},
+            "spec": {"domain": {"devices": {}}}, "status": {"phase": "Failed"},
+        });
+        let instance = serde_json::from_value(instance).unwrap();
+        let now: Timestamp = "2030-01-01T00:00:00Z".parse().unwrap();
+        let failure = update(None, &RunStrategy::Always, Some(&instance), now).unwrap();
+        assert_eq!(failed_at(&failure), Some(now));
+        assert_eq!(failed_at(&VirtualMachineStartFailure { last_failed_vmi_uid: None, ..failure }), None);
     }
 }

@@ -44,7 +44,7 @@ use api::{
 };
 use jiff::Timestamp;
 
-pub(crate) use self::controller::Vms;
+pub(crate) use self::{backoff::failed_at, controller::Vms};
 use self::{
     chosen::Chosen,
     data_volumes::DataVolumes,

@@ -1,6 +1,9 @@
 //! Numbers of VMs: creation, deletion, selection and healing.
 
+use jiff::SignedDuration;
+
 use super::*;
+use crate::vm::failed_at;
 
 /// Returns the names of the VMs that are deleted, sorted unless the order counts.
 fn deleted(observed: &Observed) -> Vec<String> {
@@ -217,5 +220,34 @@ fn vm_that_fails_to_start_is_replaced() {
         assert_eq!(deleted(&observed) == ["0"], expected, "{healing} {status}");
         let wait = decide(&observed).unwrap().wake_after.map(|wait| wait.as_secs());
         assert_eq!(wait, wake, "{healing} {status}");
+    }
+}
+
+#[test]
+fn vm_that_failed_for_the_last_time_is_shown_before_it_is_replaced() {
+    let failure = |count: u32| {
+        json!({"consecutiveFailCount": count, "lastFailedVMIUID": "u", "retryAfterTimestamp": "2030-01-01T01:02:00Z"})
+    };
+    let failed = failed_at(&serde_json::from_value(failure(3)).unwrap()).unwrap();
+    // Milliseconds since the failure; the VM is replaced, and milliseconds until the next look.
+    for (count, passed, expected, wake) in [
+        (3, 0, false, Some(2000)),
+        (3, 1500, false, Some(500)),
+        (3, 2000, true, None),
+        // The clock of the process that recorded it is ahead.
+        (3, -1000, false, Some(3000)),
+        (3, -60_000, true, None),
+        (2, 0, false, None),
+    ] {
+        let status = json!({"status": {
+            "printableStatus": "Starting", "startFailure": failure(count), "conditions": [{"type": "Ready", "status": "False"}],
+        }});
+        let pool = pool(&json!({"spec": {"autohealing": {}}}));
+        let members = vec![member(0, &status, &json!(null)), member(1, &json!({}), &json!({}))];
+        let mut observed = observed(pool, members);
+        observed.now = failed.checked_add(SignedDuration::from_millis(passed)).unwrap();
+        assert_eq!(deleted(&observed) == ["0"], expected, "{count} {passed}");
+        let wait = decide(&observed).unwrap().wake_after.map(|wait| wait.as_millis());
+        assert_eq!(wait, wake, "{count} {passed}");
     }
 }
