@@ -16,7 +16,7 @@ use super::{
     BURST, Member, Observed, healing, manifest,
     preservation::preserves,
     selection::select,
-    update::{self, Roll},
+    update::{self, FAILED_ROLL, Roll},
     wanted_replicas,
 };
 use crate::{
@@ -105,7 +105,8 @@ impl<'a> Changes<'a> {
         match reason {
             event::FAILED_CREATE => !self.created.is_empty(),
             event::FAILED_DELETE => !self.deleted.is_empty(),
-            event::FAILED_UPDATE => !self.updated.is_empty() || !self.rolled.is_empty() || self.is_lost,
+            event::FAILED_UPDATE => !self.updated.is_empty() || self.is_lost,
+            FAILED_ROLL => !self.rolled.is_empty(),
             FAILED_PRUNING => !self.pruned.is_empty(),
             _ => false,
         }
@@ -124,7 +125,7 @@ impl<'a> Changes<'a> {
         if let Some(failure) = blocking {
             decision.wake(failure.remaining(observed.now));
         }
-        let proceeds = |reason: &str| blocking.is_none_or(|failure| failure.attempts == 1 && failure.reason != reason);
+        let proceeds = |kind: &str| blocking.is_none_or(|failure| failure.attempts == 1 && kind_of(failure) != kind);
         let may_use_revision = self.is_recorded || proceeds(self.recording_failure());
         let mut kinds = [
             (event::FAILED_DELETE, self.deletions(observed)),
@@ -132,7 +133,7 @@ impl<'a> Changes<'a> {
             (event::FAILED_CREATE, if may_use_revision { self.creations(observed)? } else { Vec::new() }),
             (FAILED_PRUNING, self.prunings()),
         ];
-        kinds.sort_by_key(|(reason, _)| failure.is_some_and(|failure| failure.reason == *reason));
+        kinds.sort_by_key(|(kind, _)| failure.is_some_and(|failure| kind_of(failure) == *kind));
         let needs_revision = !self.created.is_empty() || !self.updated.is_empty() || self.is_lost;
         let mut recording = if needs_revision && !self.is_recorded && may_use_revision {
             record(observed, &self.revision, self.recording_failure())?
@@ -142,13 +143,13 @@ impl<'a> Changes<'a> {
         if !recording.is_empty() && observed.left.is_some() {
             decision.wake(RECORD_RETRY);
         }
-        for (reason, mut effects) in kinds.into_iter().filter(|(reason, _)| proceeds(reason)) {
-            if [event::FAILED_UPDATE, event::FAILED_CREATE].contains(&reason) {
+        for (kind, mut effects) in kinds.into_iter().filter(|(kind, _)| proceeds(kind)) {
+            if [event::FAILED_UPDATE, event::FAILED_CREATE].contains(&kind) {
                 decision.effects.append(&mut recording);
             }
             // Each attempt begins with another VM, so that one whose change is refused holds up no other. Numbers stay in order.
-            if let Some(failure) = failure.filter(|failure| failure.reason == reason && reason != event::FAILED_CREATE)
-            {
+            let refused = failure.filter(|failure| kind_of(failure) == kind && kind != event::FAILED_CREATE);
+            if let Some(failure) = refused {
                 let first = usize::try_from(failure.attempts).unwrap_or(0).checked_rem(effects.len()).unwrap_or(0);
                 effects.rotate_left(first);
             }
@@ -186,6 +187,11 @@ impl<'a> Changes<'a> {
     fn recording_failure(&self) -> &'static str {
         if self.created.is_empty() { event::FAILED_UPDATE } else { event::FAILED_CREATE }
     }
+}
+
+/// Returns the kind of writes to which a refused one belongs. VMs and their VMIs are updated together.
+fn kind_of(failure: &Failure) -> &'static str {
+    if failure.reason == FAILED_ROLL { event::FAILED_UPDATE } else { failure.reason }
 }
 
 fn without<'a>(members: &[&'a Member], others: &[&'a Member]) -> Vec<&'a Member> {
@@ -294,9 +300,12 @@ fn change(
 ) -> Result<Option<Effect>, serde_json::Error> {
     let former = member.revision().and_then(|name| update::template_of(observed, name));
     let changed = manifest::changed(&observed.pool, &member.vm, index, revision, former);
-    let path = member.path();
-    let updated = format!("Updated VM {path}");
-    let failed = format!("Error updating virtual machine {path}: {{error}}");
+    let updated = format!("Updated VM {}", member.path());
+    let metadata = &member.vm.metadata;
+    let text = |part: &Option<String>| part.clone().unwrap_or_default();
+    // KubeVirt has them in this order.
+    let swapped = format!("{}/{}", text(&metadata.name), text(&metadata.namespace));
+    let failed = format!("Error updating virtual machine {swapped}: {{error}}");
     let effect = Effect::change(Kind::VirtualMachine, &*member.vm, &changed, None)?;
     let (done, refused) = ((event::SUCCESSFUL_UPDATE, updated), (event::FAILED_UPDATE, failed));
     Ok(effect.map(|effect| effect.reported(Kind::Pool.reference(&observed.pool.metadata), done, refused)))

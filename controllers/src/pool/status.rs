@@ -9,7 +9,7 @@ use api::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Selector;
 
-use super::{Member, Observed, changes::FAILED_PRUNING};
+use super::{Member, Observed, changes::FAILED_PRUNING, update::FAILED_ROLL};
 use crate::runtime::{Decision, Effect, Event, Failure, Kind};
 
 /// Reason of condition ReplicaPaused, and of its event.
@@ -22,8 +22,9 @@ fn failure_of(reason: &str) -> (&'static str, &'static str) {
     match reason {
         event::FAILED_CREATE => ("FailedScaleOut", "error during scale out"),
         event::FAILED_DELETE => ("FailedScaleIn", "error during scale in"),
-        FAILED_PRUNING => (FAILED_PRUNING, "error during revision pruning"),
-        _ => (event::FAILED_UPDATE, "error during update"),
+        FAILED_PRUNING => (FAILED_PRUNING, "error while pruning vmpool revisions"),
+        FAILED_ROLL => (event::FAILED_UPDATE, "error during VMI update"),
+        _ => (event::FAILED_UPDATE, "error during VM update"),
     }
 }
 

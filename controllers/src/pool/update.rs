@@ -15,6 +15,9 @@ use crate::{
     runtime::{Effect, Event, Kind},
 };
 
+/// Reason under which the refused change of a VMI is remembered. Its event and its condition have that of VMs.
+pub(super) const FAILED_ROLL: &str = "FailedVmiUpdate";
+
 /// How a VMI of a former template is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Roll {
@@ -156,8 +159,8 @@ pub(super) fn write(observed: &Observed, member: &Member, roll: Roll) -> Result<
     let regarding = Kind::Pool.reference(&observed.pool.metadata);
     if roll == Roll::KeepDisks {
         let failed = Event::warning(regarding, event::FAILED_UPDATE, failed);
-        return Ok(effect.map(|effect| effect.on_failure(failed)));
+        return Ok(effect.map(|effect| effect.on_failure(failed).refused_as(FAILED_ROLL)));
     }
     let (done, refused) = ((event::SUCCESSFUL_DELETE, updated), (event::FAILED_UPDATE, failed));
-    Ok(effect.map(|effect| effect.reported(regarding, done, refused)))
+    Ok(effect.map(|effect| effect.reported(regarding, done, refused).refused_as(FAILED_ROLL)))
 }

@@ -148,7 +148,7 @@ fn refused_writes_show_as_replica_failure_until_they_are_not_wanted() {
     let table: [(_, &[u32], _, _); 3] = [
         ("FailedCreate", &[], "FailedScaleOut", "error during scale out: denied"),
         ("FailedDelete", &[0, 1, 2], "FailedScaleIn", "error during scale in: denied"),
-        ("FailedRevisionPruning", &[0, 1], "FailedRevisionPruning", "error during revision pruning: denied"),
+        ("FailedRevisionPruning", &[0, 1], "FailedRevisionPruning", "error while pruning vmpool revisions: denied"),
     ];
     for (refused, indices, reason, message) in table {
         let mut observed = observed(pool(&json!({})), running(indices));

@@ -295,3 +295,32 @@ fn refusals_of_two_kinds_wait_and_take_turns() {
         assert_eq!(found, expected, "{reason} {attempts} {retry_at}");
     }
 }
+
+#[test]
+fn refused_update_shows_as_one_of_a_vm_or_of_a_vmi() {
+    for (reason, vm, text, message) in [
+        ("FailedUpdate", "p-1", "Error updating virtual machine p-0/n: {error}", "error during VM update: denied"),
+        (update::FAILED_ROLL, "p-2", "Error updating resource n/p-0: {error}", "error during VMI update: denied"),
+    ] {
+        let members = vec![member(0, &of(vm), &of("p-1"))];
+        let mut observed = changed(&guest_memory(), &json!({"spec": {"replicas": 1}}), members);
+        let effects = decide(&observed).unwrap().effects;
+        let [
+            Effect::Patch { kind: Kind::VirtualMachine, options, .. }
+            | Effect::Delete { kind: Kind::Instance, options, .. },
+            ..,
+        ] = &effects[..]
+        else {
+            panic!("{effects:?}")
+        };
+        assert_eq!(options.failure_reason, Some(reason));
+        let event = options.failure.as_ref().unwrap();
+        assert_eq!((event.reason, event.message.as_str()), ("FailedUpdate", text));
+        observed.failure = failure(reason);
+        let shown = status(&observed)["conditions"][0].clone();
+        assert_eq!((&shown["reason"], &shown["message"]), (&json!("FailedUpdate"), &json!(message)));
+        // It waits.
+        let found = lines(&observed);
+        assert!(found.iter().all(|line| !line.contains(" p-0")), "{found:?}");
+    }
+}
