@@ -60,6 +60,11 @@ fn migrates_on_eviction(vmi: &VirtualMachineInstance, config: &ClusterConfig) ->
     }
 }
 
+/// Returns true if an eviction was requested and the VMI leaves its node by a migration of this controller.
+pub(crate) fn is_evacuated(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+    marked_node(vmi).is_some() && migrates_on_eviction(vmi, config)
+}
+
 /// Decides whether the VMI gets a migration now.
 fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let vmi = &*observed.vmi;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use api::{VirtualMachineInstance, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
+use api::{VirtualMachineInstance, config::ClusterConfig, constants::condition::WORKLOAD_UPDATE_INEFFECTIVE};
 use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
 
@@ -59,11 +59,11 @@ impl WorkloadUpdates {
 }
 
 /// The facts of a VMI whose change can lead to another decision.
-fn facts(vmi: Option<&VirtualMachineInstance>) -> Option<[bool; 4]> {
+fn facts(vmi: Option<&VirtualMachineInstance>, config: &ClusterConfig) -> Option<[bool; 4]> {
     let vmi = vmi.filter(|vmi| needs_update(vmi))?;
     let changes = super::need::change_need(vmi, &[], Timestamp::MAX).is_some();
     let is_ineffective = vmi.has_true(WORKLOAD_UPDATE_INEFFECTIVE);
-    Some([changes, vmi.is_live_migratable(), super::is_free(vmi), is_ineffective])
+    Some([changes, vmi.is_live_migratable(), super::is_free(vmi, config), is_ineffective])
 }
 
 impl Controller for WorkloadUpdates {
@@ -76,7 +76,8 @@ impl Controller for WorkloadUpdates {
         wake.key_on(&caches.kubevirts, &self.key);
         let key = self.key.clone();
         wake.at_start(move || vec![key.clone()]);
-        wake.key_on_change(&caches.vmis, &self.key, facts);
+        let config = self.config.clone();
+        wake.key_on_change(&caches.vmis, &self.key, move |vmi| facts(vmi, &config.current()));
         // A migration that ends makes room for the next.
         let key = self.key.clone();
         wake.on(&caches.migrations, move |former, present| ends(former, present).then(|| key.clone()));
@@ -97,7 +98,7 @@ impl Controller for WorkloadUpdates {
             launcher_images: self.launcher_images.clone(),
             last_batch,
             now,
-            limit: self.config.current().migrations.parallel_per_cluster,
+            config: self.config.current(),
             outdated_count: caches.vmis.count_by(&VmiIndex::Outdated),
             outdated: Vec::new(),
             changing: Vec::new(),
@@ -115,7 +116,7 @@ impl Controller for WorkloadUpdates {
             caches.vmis.by(&index).into_iter().map(|vmi| caches.with_pods(vmi)).collect()
         };
         let kubevirt = &observed.kubevirt;
-        let migrates = has_method(kubevirt, LIVE_MIGRATE) && free_slots(observed.limit, &observed.migrations) > 0;
+        let migrates = has_method(kubevirt, LIVE_MIGRATE) && free_slots(&observed.config, &observed.migrations) > 0;
         let evicts = has_method(kubevirt, EVICT) && time_left(kubevirt, last_batch, now).is_none();
         if migrates {
             observed.changing = with_pods(VmiIndex::NeedsMigration);

@@ -20,6 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     KubeVirt, MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmiPhase,
+    config::ClusterConfig,
     constants::{annotation, event},
     duration,
     migration::Priority,
@@ -31,6 +32,7 @@ pub(crate) use self::controller::WorkloadUpdates;
 use self::need::{Need, change_need};
 use crate::{
     cache::Key,
+    evacuation::is_evacuated,
     kubevirt::Deployment,
     launcher_pod::LauncherImages,
     migration::{Origin, migration_of},
@@ -75,8 +77,8 @@ pub(crate) struct Observed {
     pub outdated: Vec<VmiWithPods>,
     /// VMIs with a change that only a migration can carry out.
     pub changing: Vec<VmiWithPods>,
-    /// Migrations at a time in the cluster.
-    pub limit: u32,
+    /// Configuration in force.
+    pub config: Arc<ClusterConfig>,
     /// Migrations that have not ended, with their VMIs.
     pub migrations: Vec<Unfinished>,
     /// Launcher images of this installation.
@@ -124,11 +126,12 @@ fn has_method(kubevirt: &KubeVirt, method: &str) -> bool {
 
 /// Returns the number of migrations that can be created now. Those of this controller that wait in the queue count, too, so that
 /// it does not grow with each decision.
-fn free_slots(limit: u32, migrations: &[Unfinished]) -> usize {
+fn free_slots(config: &ClusterConfig, migrations: &[Unfinished]) -> usize {
     let is_taken = |unfinished: &&Unfinished| {
         let waits = matches!(unfinished.migration.phase(), MigrationPhase::Unset | MigrationPhase::Pending);
         !waits || is_update(&unfinished.migration)
     };
+    let limit = config.migrations.parallel_per_cluster;
     usize::try_from(limit).unwrap_or(usize::MAX).saturating_sub(migrations.iter().filter(is_taken).count())
 }
 
@@ -198,7 +201,7 @@ fn has_arrived(vmi: &VirtualMachineInstance, migration: &VirtualMachineInstanceM
 
 /// Migrates VMIs: first those that a user waits for.
 fn migrate(observed: &Observed, plan: &mut Plan) -> Result<(), serde_json::Error> {
-    let mut slots = free_slots(observed.limit, &observed.migrations);
+    let mut slots = free_slots(&observed.config, &observed.migrations);
     let busy: Vec<Key> = observed.migrations.iter().filter_map(|known| vmi_key(&known.migration)).collect();
     let mut waiting: BTreeMap<(bool, Vec<u8>), (&VmiWithPods, Need)> = BTreeMap::new();
     for candidate in observed.changing.iter().chain(&observed.outdated) {
@@ -210,7 +213,7 @@ fn migrate(observed: &Observed, plan: &mut Plan) -> Result<(), serde_json::Error
         }
         let outdated = is_outdated(vmi) && !ineffective.contains(&Cause::Version);
         let need = need.filter(|need| !matches!(need, Need::Later(_))).or(outdated.then_some(Need::Version));
-        let Some(need) = need.filter(|_| can_migrate(vmi, &busy)) else { continue };
+        let Some(need) = need.filter(|_| can_migrate(vmi, &observed.config, &busy)) else { continue };
         if !is_alone(candidate) {
             // The pod of a migration that failed ends later. Changes of pods do not wake this controller.
             plan.decision.wake(RECHECK);
@@ -241,18 +244,13 @@ fn active_pod(candidate: &VmiWithPods) -> Option<&CachedPod> {
     candidate.pods.iter().map(Arc::as_ref).find(|pod| !pod.is_going_down())
 }
 
-fn is_marked(vmi: &VirtualMachineInstance) -> bool {
-    let evacuated = vmi.status.as_ref().and_then(|status| status.evacuation_node_name.as_deref());
-    evacuated.is_some_and(|node| !node.is_empty())
+/// Returns true for a running VMI that no other controller moves. One with strategy External may stay marked for a long time.
+fn is_free(vmi: &VirtualMachineInstance, config: &ClusterConfig) -> bool {
+    *vmi.phase() == VmiPhase::Running && !vmi.is_deleting() && !is_evacuated(vmi, config) && !vmi.is_migrating()
 }
 
-/// Returns true for a running VMI that nothing else moves.
-fn is_free(vmi: &VirtualMachineInstance) -> bool {
-    *vmi.phase() == VmiPhase::Running && !vmi.is_deleting() && !is_marked(vmi) && !vmi.is_migrating()
-}
-
-fn can_migrate(vmi: &VirtualMachineInstance, busy: &[Key]) -> bool {
-    is_free(vmi) && vmi.is_live_migratable() && !busy.contains(&Key::of(&vmi.metadata))
+fn can_migrate(vmi: &VirtualMachineInstance, config: &ClusterConfig, busy: &[Key]) -> bool {
+    is_free(vmi, config) && vmi.is_live_migratable() && !busy.contains(&Key::of(&vmi.metadata))
 }
 
 /// Returns true if no pod of a former migration is left.
@@ -285,7 +283,7 @@ fn evict_batch(observed: &Observed, plan: &mut Plan) {
     let is_candidate = |outdated: &&VmiWithPods| {
         let vmi: &VirtualMachineInstance = &outdated.vmi;
         let is_left = busy.contains(&Key::of(&vmi.metadata)) || (migrates && vmi.is_live_migratable());
-        is_free(vmi) && !is_left && !ineffective_for(observed, outdated).contains(&Cause::Version)
+        is_free(vmi, &observed.config) && !is_left && !ineffective_for(observed, outdated).contains(&Cause::Version)
     };
     let candidates = observed.outdated.iter().filter(is_candidate);
     let mut candidates: Vec<(&VirtualMachineInstance, &CachedPod)> =

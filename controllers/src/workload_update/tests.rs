@@ -27,7 +27,7 @@ fn observed(
         outdated_count: outdated.len(),
         outdated: outdated.to_vec(),
         changing: Vec::new(),
-        limit: 5,
+        config: Arc::new(ClusterConfig::default()),
         migrations: Vec::new(),
         launcher_images: LauncherImages::of_tests("launcher:2"),
         last_batch,
@@ -120,7 +120,7 @@ fn only_running_vmis_that_are_not_leaving_are_evicted() {
     let vmis = [
         vmi(0, &json!({"phase": "Running"}), None),
         vmi(1, &json!({"phase": "Scheduling"}), None),
-        vmi(2, &json!({"phase": "Running", "evacuationNodeName": "n"}), None),
+        marked(vmi(2, &migratable(&[]), None), "n", Some("LiveMigrate")),
         vmi(3, &json!({"phase": "Running"}), Some("2030-01-01T00:09:59Z")),
         vmi(4, &json!({"phase": "Succeeded"}), None),
     ];
@@ -196,7 +196,6 @@ fn method_follows_from_the_reason_and_the_vmi() {
     let pinned = |conditions: &[Value]| json!({"phase": "Running", "conditions": conditions});
     let held = pending("HotVCPUChange", "PodResizeInfeasible");
     let (critical, triggered) = (Some("system-critical"), Some("user-triggered"));
-    let marked = json!({"evacuationNodeName": "n"});
     let migrating = json!({"migrationState": {"startTimestamp": "2030-01-01T00:00:00Z"}});
     let with = |status: Value, change: &Value| {
         let mut status = status;
@@ -220,7 +219,6 @@ fn method_follows_from_the_reason_and_the_vmi() {
         (&migrate[..], migratable(&[pending("MigrationRequired", "")]), false, triggered, false),
         (&migrate[..], migratable(&[pending("VolumesChange", "")]), false, triggered, false),
         (&both[..], migratable(std::slice::from_ref(&held)), true, triggered, false),
-        (&both[..], with(migratable(&[]), &marked), true, None, false),
         (&both[..], with(migratable(&[]), &migrating), true, None, false),
         (&both[..], with(migratable(&[]), &json!({"phase": "Scheduled"})), true, None, false),
     ] {
@@ -270,6 +268,39 @@ fn migrations_are_limited_and_changes_go_first() {
     let migrations = [unfinished(0, "Pending", false, Some(&old[0]))];
     let observed = Observed { migrations: migrations.to_vec(), ..observed(&kubevirt, &deployment, &old[..1], None) };
     assert!(decide(&observed).unwrap().decision.effects.is_empty());
+}
+
+/// Returns the VMI with an eviction strategy, after a request to leave a node.
+fn marked(mut marked: VmiWithPods, node: &str, strategy: Option<&str>) -> VmiWithPods {
+    let vmi = Arc::make_mut(&mut marked.vmi);
+    vmi.status.get_or_insert_default().evacuation_node_name = Some(node.to_owned());
+    vmi.spec.eviction_strategy = serde_json::from_value(json!(strategy)).unwrap();
+    marked
+}
+
+#[test]
+fn vmi_that_its_evacuation_moves_is_left_to_it() {
+    let deployment = deployment();
+    let kubevirt = with_methods(&["LiveMigrate"], &deployment);
+    // Node that it was to leave, strategies of VMI and cluster; it is left alone.
+    for (node, strategy, of_cluster, is_left) in [
+        ("n", Some("LiveMigrate"), "None", true),
+        ("n", Some("LiveMigrateIfPossible"), "None", true),
+        ("n", None, "LiveMigrate", true),
+        // It has left.
+        ("former", Some("LiveMigrate"), "None", false),
+        // Another program moves it at some time.
+        ("n", Some("External"), "LiveMigrate", false),
+        ("n", None, "External", false),
+        ("n", None, "None", false),
+    ] {
+        let candidates = [marked(outdated(0, &migratable(&[])), node, strategy)];
+        let eviction_strategy = serde_json::from_value(json!(of_cluster)).unwrap();
+        let config = Arc::new(ClusterConfig { eviction_strategy, ..ClusterConfig::default() });
+        let plan = decide(&Observed { config, ..observed(&kubevirt, &deployment, &candidates, None) }).unwrap();
+        let (migrated, _) = carried_out(&plan);
+        assert_eq!(migrated.is_empty(), is_left, "{node} {strategy:?} {of_cluster}");
+    }
 }
 
 #[test]
