@@ -326,7 +326,7 @@ impl Launcher for Service {
         let pinged = guest_agent.ping(seconds(request.into_inner().timeout_seconds)).await;
         let state = self.engine.watch().borrow().clone();
         match pinged {
-            Err(error) if !may_be_silent(state.lifecycle(), &state.reason) => {
+            Err(error) if !may_be_silent(&state) => {
                 guest_agent.record_probe(false);
                 Err(error.into())
             }

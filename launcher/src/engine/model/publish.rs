@@ -197,15 +197,17 @@ pub(crate) fn waits_for_disk(lifecycle: Lifecycle, reason: &str) -> bool {
     lifecycle == Lifecycle::Paused && reason == "ioError"
 }
 
-/// Reports a state in which a guest agent cannot answer: no guest runs yet, or it is paused.
-pub(crate) fn may_be_silent(lifecycle: Lifecycle, reason: &str) -> bool {
+/// Returns true for a state in which a guest agent may not answer: no guest runs yet, or it is paused or being migrated.
+pub(crate) fn may_be_silent(state: &LauncherState) -> bool {
     const REASONS: [&str; 9] =
         ["user", "migration", "save", "dump", "fromSnapshot", "shuttingDown", "snapshot", "startingUp", "postcopy"];
-    match lifecycle {
+    let is_silent = match state.lifecycle() {
         Lifecycle::NoDomain => true,
-        Lifecycle::Paused => REASONS.contains(&reason),
+        Lifecycle::Paused => REASONS.contains(&state.reason.as_str()),
         _ => false,
-    }
+    };
+    let step = state.migration.as_ref().map(MigrationReport::step);
+    is_silent || matches!(step, Some(MigrationStep::Copying | MigrationStep::Releasing))
 }
 
 /// Returns disk errors by volume. Disks without a volume are left out.
@@ -238,14 +240,23 @@ mod tests {
 
     #[test]
     fn a_paused_guest_may_be_silent() {
-        for (state, reason, excused) in [
-            (Lifecycle::NoDomain, "", true),
-            (Lifecycle::Paused, "user", true),
-            (Lifecycle::Paused, "ioError", false),
-            (Lifecycle::Running, "booted", false),
-            (Lifecycle::Shutoff, "shutdown", false),
+        for (lifecycle, reason, step, excused) in [
+            (Lifecycle::NoDomain, "", None, true),
+            (Lifecycle::Paused, "user", None, true),
+            (Lifecycle::Paused, "ioError", None, false),
+            (Lifecycle::Running, "booted", None, false),
+            (Lifecycle::Shutoff, "shutdown", None, false),
+            // A guest that is being migrated may be slow.
+            (Lifecycle::Running, "booted", Some(MigrationStep::Copying), true),
+            (Lifecycle::Paused, "ioError", Some(MigrationStep::Copying), true),
+            (Lifecycle::Shutoff, "migrated", Some(MigrationStep::Releasing), true),
+            (Lifecycle::Running, "migrated", Some(MigrationStep::Moved), false),
+            (Lifecycle::Running, "booted", Some(MigrationStep::NotMoved), false),
         ] {
-            assert_eq!(may_be_silent(state, reason), excused, "{state:?} {reason}");
+            let migration = step.map(|step| MigrationReport { step: step.into(), ..MigrationReport::default() });
+            let mut state = LauncherState { reason: reason.into(), migration, ..LauncherState::default() };
+            state.set_lifecycle(lifecycle);
+            assert_eq!(may_be_silent(&state), excused, "{lifecycle:?} {reason} {step:?}");
         }
     }
 
