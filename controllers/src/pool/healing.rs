@@ -18,8 +18,9 @@ use crate::vm::failed_at;
 const THRESHOLD: u32 = 3;
 /// Time for which a VM must be failing.
 const FAILING_FOR: Duration = Duration::from_secs(5 * 60);
-/// Time for which a VM stays after its last failed start, for clients that look once a second. Timestamps are cut to seconds.
-const SHOWN: SignedDuration = SignedDuration::from_secs(2);
+/// Time for which a VM stays after its last failed start, for clients that look once a second. Timestamps are cut to seconds, so that
+/// it is one second less at worst.
+const SHOWN: SignedDuration = SignedDuration::from_secs(3);
 /// States that show a failure.
 const FAILING: [PrintableStatus; 6] = [
     PrintableStatus::CrashLoopBackOff,

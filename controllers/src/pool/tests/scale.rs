@@ -231,11 +231,11 @@ fn vm_that_failed_for_the_last_time_is_shown_before_it_is_replaced() {
     let failed = failed_at(&serde_json::from_value(failure(3)).unwrap()).unwrap();
     // Milliseconds since the failure; the VM is replaced, and milliseconds until the next look.
     for (count, passed, expected, wake) in [
-        (3, 0, false, Some(2000)),
-        (3, 1500, false, Some(500)),
-        (3, 2000, true, None),
+        (3, 0, false, Some(3000)),
+        (3, 2500, false, Some(500)),
+        (3, 3000, true, None),
         // The clock of the process that recorded it is ahead.
-        (3, -1000, false, Some(3000)),
+        (3, -1000, false, Some(4000)),
         (3, -60_000, true, None),
         (2, 0, false, None),
     ] {
