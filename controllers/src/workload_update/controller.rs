@@ -20,7 +20,7 @@ use crate::{
         needs,
         vmis::VmiIndex,
     },
-    runtime::{Attempt, Controller, Decision, Needs, Wake},
+    runtime::{Attempt, ConfigChange, Controller, Decision, Needs, Wake},
     setup::Setup,
 };
 
@@ -81,6 +81,13 @@ impl Controller for WorkloadUpdates {
         // A migration that ends makes room for the next.
         let key = self.key.clone();
         wake.on(&caches.migrations, move |former, present| ends(former, present).then(|| key.clone()));
+    }
+
+    fn config_changed(&self, _caches: &Caches, change: &ConfigChange, wake: &Wake) {
+        // VMIs that an evacuation was to move may be free now.
+        if change.former.eviction_strategy != change.present.eviction_strategy {
+            wake.key(self.key.clone());
+        }
     }
 
     fn observe(&self, caches: &Caches, attempt: &Attempt<'_>) -> Option<Observed> {
