@@ -67,7 +67,7 @@ pub(crate) const RIGHTS: &[Justified] = &[
     sometimes(
         CONTROLLER,
         "delete poddisruptionbudgets.policy",
-        "only those that old releases of KubeVirt made for VMIs are deleted, which `make moving-test` has",
+        "only those of VMIs are deleted, which few stories have",
     ),
     sometimes(
         CONTROLLER,
