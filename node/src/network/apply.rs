@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    Error, PodNetwork, bridge,
+    Error, InterfaceFailure, PodNetwork, bridge,
     observed::{Address, Link, Observed, Route, is_link_local},
     plan::decide,
     request::{Release, Request},
@@ -32,7 +32,7 @@ const NFT_COMPLAINT: u64 = 4 * 1024;
 /// Search path of the node's programs, independent of virt-handler's environment.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Observes, decides and executes, one interface after the other.
+/// Observes, decides and executes, one interface after the other. The failure of one does not affect the others.
 pub(super) async fn reconcile(requests: &[Request], releases: &[Release]) -> Result<PodNetwork, Error> {
     let (connection, handle, _) =
         rtnetlink::new_connection().map_err(|source| link_error("open netlink for", "links", source))?;
@@ -40,22 +40,40 @@ pub(super) async fn reconcile(requests: &[Request], releases: &[Release]) -> Res
     tokio::spawn(connection);
     let mut ready = PodNetwork::default();
     for release in releases {
-        for step in bridge::release(&release.pod_link, &observe(&handle).await?)? {
-            carry_out(&step, &handle).await?;
+        match give_back(release, &handle).await {
+            Ok(()) => {
+                ready.released.insert(release.name.clone());
+            }
+            Err(error) => ready.failures.push(InterfaceFailure::of(&release.name, &error)),
         }
-        tracing::info!(interface = %release.name, "the link is given back to the network plugins");
-        ready.released.insert(release.name.clone());
     }
     for request in requests {
-        let plan = decide(request, &observe(&handle).await?)?;
-        for step in &plan.steps {
-            carry_out(step, &handle).await?;
+        match set_up(request, &handle).await {
+            Ok(network) => {
+                ready.nics.extend(network.nics);
+                ready.interfaces.extend(network.interfaces);
+            }
+            Err(error) => ready.failures.push(InterfaceFailure::of(&request.name, &error)),
         }
-        tracing::debug!(interface = %request.name, steps = plan.steps.len(), "pod network is set up");
-        ready.nics.extend(plan.network.nics);
-        ready.interfaces.extend(plan.network.interfaces);
     }
     Ok(ready)
+}
+
+async fn give_back(release: &Release, handle: &Handle) -> Result<(), Error> {
+    for step in bridge::release(&release.pod_link, &observe(handle).await?)? {
+        carry_out(&step, handle).await?;
+    }
+    tracing::info!(interface = %release.name, "the link is given back to the network plugins");
+    Ok(())
+}
+
+async fn set_up(request: &Request, handle: &Handle) -> Result<PodNetwork, Error> {
+    let plan = decide(request, &observe(handle).await?)?;
+    for step in &plan.steps {
+        carry_out(step, handle).await?;
+    }
+    tracing::debug!(interface = %request.name, steps = plan.steps.len(), "pod network is set up");
+    Ok(plan.network)
 }
 
 /// Reads links, addresses and routes.

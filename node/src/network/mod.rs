@@ -23,6 +23,7 @@ mod step;
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use api::VirtualMachineInstance;
+use daemon::errors;
 use tokio::sync::Semaphore;
 
 pub(crate) use self::namespace::NetworkNamespace;
@@ -42,6 +43,24 @@ pub(crate) struct PodNetwork {
     pub interfaces: Vec<PodInterface>,
     /// Interfaces whose links were given back to the network plugins.
     pub released: BTreeSet<String>,
+    /// Interfaces that were not set up or not given back. They do not affect the others.
+    pub failures: Vec<InterfaceFailure>,
+}
+
+/// Reason why an interface was not set up or not given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InterfaceFailure {
+    /// Name in the VMI's spec.
+    pub name: String,
+    pub message: String,
+    /// No attempt can succeed.
+    pub permanent: bool,
+}
+
+impl InterfaceFailure {
+    fn of(name: &str, error: &Error) -> Self {
+        Self { name: name.to_owned(), message: errors::chain(error), permanent: error.is_permanent() }
+    }
 }
 
 /// An interface of the VMI as the cluster sees it.
@@ -55,7 +74,7 @@ pub(crate) struct PodInterface {
     pub ips: Vec<IpAddr>,
 }
 
-/// Reason why the network of a VMI was not set up.
+/// Reason why the network of a VMI, or one of its interfaces, was not set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The interface requests an unsupported feature.
@@ -138,12 +157,20 @@ impl Error {
 /// Sets up the networks of a VMI in the pod of the process `pod`, and gives the links of the interfaces `release` back.
 /// Idempotent: nothing changes if the setup is complete.
 pub(crate) async fn setup(pod: &Peer, vmi: &VirtualMachineInstance, release: &[String]) -> Result<PodNetwork, Error> {
-    let (requests, releases) = (request::requests(vmi)?, request::releases(vmi, release));
-    if requests.is_empty() && releases.is_empty() {
-        return Ok(PodNetwork { released: release.iter().cloned().collect(), ..PodNetwork::default() });
+    let (mut requests, mut failures) = (Vec::new(), Vec::new());
+    for (name, request) in request::requests(vmi) {
+        match request {
+            Ok(request) => requests.push(request),
+            Err(error) => failures.push(InterfaceFailure::of(&name, &error)),
+        }
     }
-    let namespace = NetworkNamespace::of(pod)?;
-    setup_in(namespace, requests, releases).await
+    let releases = request::releases(vmi, release);
+    if requests.is_empty() && releases.is_empty() {
+        return Ok(PodNetwork { released: release.iter().cloned().collect(), failures, ..PodNetwork::default() });
+    }
+    let mut ready = setup_in(NetworkNamespace::of(pod)?, requests, releases).await?;
+    failures.append(&mut ready.failures);
+    Ok(PodNetwork { failures, ..ready })
 }
 
 /// Sets up interfaces in a network namespace.

@@ -1,6 +1,7 @@
 //! The interfaces that a VMI requests.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
@@ -127,52 +128,60 @@ pub(crate) fn is_connected(vmi: &VirtualMachineInstance, interface: &Interface) 
     !interface.is_absent() && (*vmi.phase() != VmiPhase::Running || is_reported() || !is_secondary())
 }
 
-/// Returns the requests of a VMI, one per interface; empty without a network.
-pub(crate) fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
-    let spec = &vmi.spec;
-    let mut requests: Vec<Request> = Vec::new();
-    let connected = spec.domain.devices.interfaces.iter().filter(|interface| is_connected(vmi, interface));
-    for (number, interface) in connected.enumerate() {
-        let unsupported =
-            |reason: &str| Error::Unsupported { interface: interface.name.clone(), reason: reason.into() };
-        if number >= MAX_INTERFACES {
-            return Err(unsupported(&format!("more than {MAX_INTERFACES} interfaces")));
-        }
-        let network = spec
-            .networks
-            .iter()
-            .find(|network| network.name == interface.name)
-            .ok_or_else(|| unsupported("there is no network of that name"))?;
-        if network.resource_claim.is_some() || network.pod.is_some() == network.multus.is_some() {
-            return Err(unsupported("its network is neither the pod's nor one of Multus"));
-        }
-        let binding = match (binding(interface)?, &network.pod) {
-            (BindingKind::Bridge, _) => Binding::Bridge { server: server(number) },
-            (BindingKind::Masquerade, Some(pod)) => Binding::Masquerade(Masquerade {
-                v4: pair(non_empty(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
-                v6: pair(non_empty(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
-                forwards: forwards(interface)?,
-                sidecar: has_sidecar(vmi),
-            }),
-            (BindingKind::Masquerade, None) => return Err(unsupported("masquerade is for the pod network only")),
-        };
-        let mac = match binding {
-            Binding::Masquerade(_) => Some(interface.mac().unwrap_or_else(|| own_mac(vmi, &interface.name))),
-            Binding::Bridge { .. } => interface.mac(),
-        };
-        let request = Request {
-            name: interface.name.clone(),
-            pod_link: pod_link(vmi, network),
-            mac,
-            queues: queues(vmi, interface),
-            binding,
-        };
-        if requests.iter().any(|other| other.pod_link == request.pod_link) {
-            return Err(unsupported("a network can be used by one interface only"));
-        }
-        requests.push(request);
+/// Returns the request of each interface of a VMI, or the reason why there is none, with the interface's name.
+pub(crate) fn requests(vmi: &VirtualMachineInstance) -> Vec<(String, Result<Request, Error>)> {
+    let interfaces = &vmi.spec.domain.devices.interfaces;
+    let (mut requests, mut links) = (Vec::new(), BTreeSet::new());
+    for (number, interface) in interfaces.iter().filter(|interface| is_connected(vmi, interface)).enumerate() {
+        let request = request(vmi, number, interface).and_then(|request| {
+            let is_first = links.insert(request.pod_link.clone());
+            let shared = || unsupported(interface, "a network can be used by one interface only");
+            is_first.then_some(request).ok_or_else(shared)
+        });
+        requests.push((interface.name.clone(), request));
     }
-    Ok(requests)
+    requests
+}
+
+/// Returns the request of the interface with this number.
+fn request(vmi: &VirtualMachineInstance, number: usize, interface: &Interface) -> Result<Request, Error> {
+    if number >= MAX_INTERFACES {
+        return Err(unsupported(interface, &format!("more than {MAX_INTERFACES} interfaces")));
+    }
+    let mut networks = vmi.spec.networks.iter();
+    let network = networks
+        .find(|network| network.name == interface.name)
+        .ok_or_else(|| unsupported(interface, "there is no network of that name"))?;
+    if network.resource_claim.is_some() || network.pod.is_some() == network.multus.is_some() {
+        return Err(unsupported(interface, "its network is neither the pod's nor one of Multus"));
+    }
+    let binding = match (binding(interface)?, &network.pod) {
+        (BindingKind::Bridge, _) => Binding::Bridge { server: server(number) },
+        (BindingKind::Masquerade, Some(pod)) => Binding::Masquerade(Masquerade {
+            v4: pair(non_empty(pod.vm_network_cidr.as_ref()).unwrap_or(SUBNET_V4), IpAddr::is_ipv4)?,
+            v6: pair(non_empty(pod.vm_ipv6_network_cidr.as_ref()).unwrap_or(SUBNET_V6), IpAddr::is_ipv6)?,
+            forwards: forwards(interface)?,
+            sidecar: has_sidecar(vmi),
+        }),
+        (BindingKind::Masquerade, None) => {
+            return Err(unsupported(interface, "masquerade is for the pod network only"));
+        }
+    };
+    let mac = match binding {
+        Binding::Masquerade(_) => Some(interface.mac().unwrap_or_else(|| own_mac(vmi, &interface.name))),
+        Binding::Bridge { .. } => interface.mac(),
+    };
+    Ok(Request {
+        name: interface.name.clone(),
+        pod_link: pod_link(vmi, network),
+        mac,
+        queues: queues(vmi, interface),
+        binding,
+    })
+}
+
+fn unsupported(interface: &Interface, reason: &str) -> Error {
+    Error::Unsupported { interface: interface.name.clone(), reason: reason.to_owned() }
 }
 
 /// Returns the DHCP server address of an interface, by its number.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,7 +14,6 @@ use protocol::{
     features::{self, Feature},
     start_job_request::Job,
 };
-use sha2::{Digest, Sha256};
 use tonic::Request;
 
 use super::{
@@ -24,13 +22,12 @@ use super::{
     launcher_volumes::LauncherVolumes,
     migration::target,
     nics,
-    observed::{Link, MIGRATE, NETWORK, Now, Observed, RefusedMigration, SYNC, Stopping, pause},
+    observed::{Link, MIGRATE, Now, Observed, RefusedMigration, SYNC, Stopping, pause},
     resize,
     role::Role,
 };
 use crate::{
     launcher::{CALL_TIMEOUT, LauncherError, bounded},
-    network::PodNetwork,
     volumes::{Volumes, Work},
 };
 
@@ -87,76 +84,6 @@ impl Call for Hello {
                     observed.apply_disconnect(connection, now);
                 }
                 observed.failed(&error, now)
-            }
-        }
-    }
-}
-
-/// Sets up the pod's network. An interface that is plugged in gets the queues that the launcher gives it.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct SetUpNetwork {
-    /// The VMI as the launcher may carry it out now, with the MAC addresses that its guest has.
-    pub(super) vmi: Arc<VirtualMachineInstance>,
-    /// Interfaces whose links are given back to the network plugins.
-    pub(super) release: Vec<String>,
-}
-
-impl SetUpNetwork {
-    /// Returns the setup that the network needs; `None` if it is as it should be.
-    pub(super) fn of(observed: &Observed) -> Option<Self> {
-        let release = nics::network_work(observed)?;
-        let vmi = Arc::new(resize::for_launcher(&observed.vmi, &observed.link).into_owned());
-        Some(Self { vmi: nics::with_shown_macs(&vmi), release })
-    }
-}
-
-impl Call for SetUpNetwork {
-    type Reply = PodNetwork;
-    const NAME: &'static str = NETWORK;
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    async fn send(&self, to: &Connected) -> Answer<PodNetwork> {
-        let ready = to.host.set_up_network(&to.peer, &self.vmi, &self.release).await;
-        ready.map_err(|failure| LauncherError::Refused {
-            call: Self::NAME,
-            message: failure.message,
-            irrecoverable: failure.permanent,
-        })
-    }
-
-    fn apply(&self, observed: &mut Observed, connection: u64, answer: Answer<PodNetwork>, now: Now) -> Vec<Event> {
-        match answer {
-            Ok(mut ready) => {
-                for nic in ready.nics.iter_mut().filter(|nic| nic.mac.is_empty()) {
-                    nic.mac = generated_mac(&observed.facts.uid, &nic.name);
-                }
-                let names = |network: &PodNetwork| -> BTreeSet<String> {
-                    network.nics.iter().map(|nic| nic.name.clone()).collect()
-                };
-                let is_other = observed.network.as_deref().is_some_and(|former| names(former) != names(&ready));
-                let is_changed = is_other || observed.failure.is_some();
-                observed.network = Some(Arc::new(ready));
-                observed.network_failure = None;
-                if let Some(Link::Up { networked, synced, .. }) = observed.link_of(connection) {
-                    *networked = true;
-                    // The launcher attaches what is new.
-                    *synced = synced.filter(|_| !is_changed);
-                }
-                Vec::new()
-            }
-            Err(error) => {
-                let (reason, permanent) = match error {
-                    LauncherError::Refused { message, irrecoverable, .. } => (message, irrecoverable),
-                    _ => ("not done within the time limit".to_owned(), false),
-                };
-                let message = format!("failed to configure vmi network: {reason}");
-                let is_plug = matches!(observed.link, Link::Up { networked: true, .. }) && observed.domain().is_alive();
-                if is_plug && observed.role == Role::Owner {
-                    return observed.note_network_failure(message, now);
-                }
-                let events = observed.note_failure(message, permanent, now);
-                observed.spare_guest();
-                events
             }
         }
     }
@@ -485,14 +412,4 @@ fn encode(
         irrecoverable: true,
     })?;
     Ok((json, Some(VmiOptions { nics: nics.to_vec(), ..to.host.settings().options })))
-}
-
-/// Returns the MAC address of an interface whose object names none: the same after each restart, with the prefix of QEMU's own
-/// addresses. It is visible inside the pod only.
-fn generated_mac(uid: &str, name: &str) -> String {
-    let digest = Sha256::new().chain_update(uid).chain_update([0]).chain_update(name).finalize();
-    match digest.as_slice() {
-        [a, b, c, ..] => format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
-        _ => String::new(),
-    }
 }

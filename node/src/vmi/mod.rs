@@ -63,6 +63,7 @@ mod migration_facts;
 mod nics;
 mod observed;
 mod phase;
+mod pod_network;
 mod records;
 mod request;
 mod resize;

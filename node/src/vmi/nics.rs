@@ -9,12 +9,15 @@ use std::sync::Arc;
 
 use api::{
     VirtualMachineInstance, VmiPhase,
-    nics::{DOMAIN, has_source, shown},
+    nics::{DOMAIN, has_source, secondary, shown},
     vmi::network::Interface,
 };
 use protocol::{LauncherState, Nic, features::Feature};
 
-use super::observed::{Failure, Link, Observed, SYNC};
+use super::{
+    observed::{Failure, Link, Observed, SYNC},
+    role::Role,
+};
 use crate::network::request::is_connected;
 
 /// Returns the interfaces whose links the next setup of the network gives back; `None` if the network is as it should be.
@@ -28,10 +31,21 @@ pub(super) fn network_work(observed: &Observed) -> Option<Vec<String>> {
     let network = observed.network.as_deref();
     let has = |name: &str| network.is_some_and(|network| network.nics.iter().any(|nic| nic.name == name));
     let is_new = |name: &String| !network.is_some_and(|network| network.released.contains(name));
+    // A target is ready for the domain without the rest. Its setup is repeated once the guest is here.
+    let is_awaited = |interface: &Interface| {
+        is_connected(vmi, interface) && (observed.role != Role::MigrationTarget || is_needed(vmi, &interface.name))
+    };
     let is_complete = networked
         && !released.iter().any(is_new)
-        && interfaces.iter().all(|interface| has(&interface.name) || !is_connected(vmi, interface));
+        && interfaces.iter().all(|interface| has(&interface.name) || !is_awaited(interface));
     (!is_complete).then_some(released)
+}
+
+/// Returns true if the guest cannot do without an interface: its domain has it or starts with it. A running domain lacks
+/// interfaces that were plugged into its pod only.
+pub(super) fn is_needed(vmi: &VirtualMachineInstance, name: &str) -> bool {
+    let is_secondary = || secondary(vmi).any(|(interface, _)| interface.name == name);
+    *vmi.phase() != VmiPhase::Running || has_source(vmi, name, DOMAIN) || !is_secondary()
 }
 
 /// Returns the failure of the setup that plugged and unplugged interfaces still need.
@@ -155,6 +169,12 @@ mod tests {
         let mut changed = observed("absent", Some("domain"), &one, network(&both, &[]));
         changed.busy.insert(SYNC);
         assert_eq!(network_work(&changed), None, "a Sync may attach it");
+        let mut target = observed("", Some("multus-status"), &one, network(&one, &[]));
+        target.role = Role::MigrationTarget;
+        assert_eq!(network_work(&target), None, "the domain that arrives lacks it");
+        let mut target = observed("", Some("domain, multus-status"), &both, network(&one, &[]));
+        target.role = Role::MigrationTarget;
+        assert_eq!(network_work(&target), Some(vec![]));
         let mut new = observed("absent", Some("domain"), &both, network(&both, &[]));
         if let Link::Up { networked, .. } = &mut new.link {
             *networked = false;

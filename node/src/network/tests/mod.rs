@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{
     observed::{Address, Link, Observed, Route},
     plan::decide,
-    request::{Binding, Forward, Masquerade, Protocol, Request, requests},
+    request::{Binding, Forward, Masquerade, Protocol, Request},
     step::{Plan, Step},
     *,
 };
@@ -33,6 +33,11 @@ fn vmi(interfaces: &Value, networks: &Value) -> VirtualMachineInstance {
 
 fn masquerade() -> VirtualMachineInstance {
     vmi(&json!([{"name": "default", "masquerade": {}}]), &json!([{"name": "default", "pod": {}}]))
+}
+
+/// Returns the requests of all interfaces, or the first error.
+fn requests(vmi: &VirtualMachineInstance) -> Result<Vec<Request>, Error> {
+    request::requests(vmi).into_iter().map(|(_, request)| request).collect()
 }
 
 fn request_of(vmi: &VirtualMachineInstance) -> Request {

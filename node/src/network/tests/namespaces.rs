@@ -348,10 +348,24 @@ async fn an_interrupted_setup_is_continued() {
     // A link of another kind with the bridge's name is an error.
     let other = new_namespace();
     ip_in(&other, &["ip link add eth0 type veth peer name k6t-eth0", "ip address add 10.244.0.9/24 dev eth0"]).await;
-    assert!(matches!(
-        setup_in(inside(&other), vec![request_of(&masquerade())], vec![]).await,
-        Err(Error::ForeignLink(_))
-    ));
+    let failed = setup_in(inside(&other), vec![request_of(&masquerade())], vec![]).await.unwrap();
+    assert_eq!(failed.failures[0].message, Error::ForeignLink("k6t-eth0".into()).to_string());
+}
+
+#[tokio::test]
+async fn an_interface_that_cannot_be_set_up_holds_up_no_other_one() {
+    if !can_make_namespaces() {
+        return;
+    }
+    let (pod, _outside) = pod_and_outside().await;
+    let lost = Request { name: "lost".into(), pod_link: "pod1".into(), ..request_of(&masquerade()) };
+    let release = request::Release { name: "gone".into(), pod_link: "pod2".into() };
+    let ready = setup_in(inside(&pod), vec![lost, request_of(&masquerade())], vec![release]).await.unwrap();
+    assert_eq!(ready.nics.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>(), ["default"]);
+    assert_eq!(ready.interfaces.len(), 1);
+    assert_eq!(ready.released, ["gone".to_owned()].into());
+    let message = "pod link (pod1) is missing".to_owned();
+    assert_eq!(ready.failures, [InterfaceFailure { name: "lost".into(), message, permanent: false }]);
 }
 
 #[tokio::test]

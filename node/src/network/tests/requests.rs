@@ -85,6 +85,15 @@ fn unsupported_requests_are_rejected_permanently() {
 }
 
 #[test]
+fn an_unsupported_interface_is_rejected_alone() {
+    let interfaces = json!([{"name": "a"}, {"name": "b", "masquerade": {}}, {"name": "c", "masquerade": {}}]);
+    let networks = json!([{"name": "a", "pod": {}}, {"name": "b", "pod": {}}, {"name": "c", "pod": {}}]);
+    let found = request::requests(&vmi(&interfaces, &networks));
+    let found: Vec<_> = found.iter().map(|(name, request)| (name.as_str(), request.is_ok())).collect();
+    assert_eq!(found, [("a", false), ("b", true), ("c", false)]);
+}
+
+#[test]
 fn ports_are_checked() {
     let with = |ports: Value, ranges: Value| {
         requests(&vmi(

@@ -10,7 +10,7 @@ use protocol::{DumpMemoryRequest, FinishRequest, KillRequest, SaveMemoryRequest,
 
 use super::{
     call::{AnyCall, Call},
-    calls::{HandVolumes, Hello, SetUpNetwork, Sync},
+    calls::{HandVolumes, Hello, Sync},
     desired::Desired,
     dump,
     effect::Effect,
@@ -20,6 +20,7 @@ use super::{
     migration,
     observed::{CONNECT, Link, NETWORK, Now, ObjectState, Observed, RECORD, SYNC, WRITE_BURST, WRITE_INTERVAL},
     phase::{Domain, End},
+    pod_network::SetUpNetwork,
     role::Role,
     status::{self, Loss},
     volumes,

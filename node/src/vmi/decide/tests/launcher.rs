@@ -208,6 +208,45 @@ fn interface_whose_setup_fails_holds_up_no_other_change() {
 }
 
 #[test]
+fn running_guest_waits_only_for_the_interfaces_that_its_domain_has() {
+    let failure = |name: &str| crate::network::InterfaceFailure {
+        name: name.into(),
+        message: format!("no link of {name}"),
+        permanent: true,
+    };
+    // A new connection: the domain, the failing interface, and the next effect.
+    for (phase, lifecycle, failing, now, next) in [
+        ("Running", Lifecycle::Running, "lan", 1, "sync"),
+        ("Running", Lifecycle::Running, "default", 2, "network"),
+        ("Scheduled", Lifecycle::NoDomain, "lan", 2, "write"),
+    ] {
+        let mut observed = prepared(phase, lifecycle, "");
+        let mut vmi = (*observed.vmi).clone();
+        let interfaces = json!([{"name": "default", "masquerade": {}}, {"name": "lan", "bridge": {}}]);
+        vmi.spec.domain.devices.interfaces = serde_json::from_value(interfaces).unwrap();
+        let networks = json!([{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "n"}}]);
+        vmi.spec.networks = serde_json::from_value(networks).unwrap();
+        let shown =
+            json!([{"name": "default", "infoSource": "domain"}, {"name": "lan", "infoSource": "multus-status"}]);
+        vmi.status.as_mut().unwrap().interfaces = serde_json::from_value(shown).unwrap();
+        observed.apply_object(Arc::new(vmi), NODE);
+        if let Link::Up { networked, .. } = &mut observed.link {
+            *networked = false;
+        }
+        let ready = ["default", "lan"].into_iter().filter(|name| *name != failing);
+        let nics = ready.map(|name| protocol::Nic { name: name.into(), ..Default::default() }).collect();
+        let network = crate::network::PodNetwork { nics, failures: vec![failure(failing)], ..Default::default() };
+        let events = observed.apply_answer(&SetUpNetwork::default(), 1, Ok(network), at(1));
+        let reason = if next == "sync" { "NicHotplug" } else { "SyncFailed" };
+        let message = format!("failed to configure vmi network: no link of {failing}");
+        assert_eq!(events, [Event::warning(reason, message)], "{phase} {failing}");
+        assert_eq!(observed.failure.as_ref().is_some_and(|failure| failure.permanent), phase == "Scheduled");
+        let calls = names(&decide(&observed, at(now)));
+        assert_eq!(calls.last(), Some(&next), "{phase} {failing}: {calls:?}");
+    }
+}
+
+#[test]
 fn failed_synchronizations_back_off_up_to_a_minute() {
     let mut observed = prepared("Scheduled", Lifecycle::NoDomain, "");
     let mut now = 0;

@@ -399,6 +399,16 @@ fn target_prepares_publishes_and_takes_over() {
     assert_eq!(decide(&down, at(0)).effects, [Effect::Connect { pod: "pod-2".into(), within: CONNECT_WAIT }]);
     assert_eq!(names(&decide(&target(&state(none()), false, None), at(2))), ["network"]);
     assert_eq!(names(&decide(&target(&state(none()), true, None), at(2))), ["prepare"]);
+    let mut partly = target(&state(none()), false, None);
+    let vmi = Arc::make_mut(&mut partly.vmi);
+    vmi.spec.domain.devices.interfaces = serde_json::from_value(json!([{"name": "lan", "bridge": {}}])).unwrap();
+    vmi.spec.networks = serde_json::from_value(json!([{"name": "lan", "multus": {"networkName": "n"}}])).unwrap();
+    let shown = json!([{"name": "lan", "infoSource": "multus-status"}]);
+    vmi.status.as_mut().unwrap().interfaces = serde_json::from_value(shown).unwrap();
+    let failure = crate::network::InterfaceFailure { name: "lan".into(), message: "no link".into(), permanent: true };
+    let network = crate::network::PodNetwork { failures: vec![failure], ..Default::default() };
+    partly.apply_answer(&SetUpNetwork::default(), 1, Ok(network), at(2));
+    assert_eq!(names(&decide(&partly, at(2))), ["prepare"], "the domain that arrives lacks the interface");
     let mut restarted = target(&ready(none()), true, Some(moving(Copying)));
     restarted.prepared_migration = None;
     assert_eq!(names(&decide(&restarted, at(2))), ["relay", "write", "prepare"]);
