@@ -27,6 +27,8 @@ use super::{
 
 /// Prefix of the note on a keeper; the routes follow.
 const NOTE: &str = "ferrovirt-keeps ";
+/// Begin of routes in the dense form.
+const DENSE: char = '=';
 /// Longest note that the kernel accepts.
 const NOTE_LIMIT: usize = 255;
 /// Most addresses of a link.
@@ -207,7 +209,7 @@ fn keep(
     if mark.len() > NOTE_LIMIT {
         return Err(Error::Unsupported {
             interface: request.name.clone(),
-            reason: format!("its link has {} routes, more than the guest can get by DHCP", origin.routes.len()),
+            reason: format!("its link has {} routes, more than can be kept for the guest", origin.routes.len()),
         });
     }
     let link = || name.to_owned();
@@ -222,7 +224,7 @@ fn keep(
     Ok(steps)
 }
 
-/// Encodes routes as the note of a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`.
+/// Encodes routes as the note of a keeper: `0.0.0.0/0>10.1.0.1,10.2.0.0/16>`, or in the dense form if that is too long.
 fn note(routes: &[KeptRoute]) -> String {
     let mut text = NOTE.to_owned();
     for (number, KeptRoute { destination, prefix, gateway }) in routes.iter().enumerate() {
@@ -233,12 +235,48 @@ fn note(routes: &[KeptRoute]) -> String {
             let _ = write!(text, "{gateway}");
         }
     }
+    if text.len() > NOTE_LIMIT { dense(routes) } else { text }
+}
+
+/// Encodes routes as in DHCP option 121 (RFC 3442), in hexadecimal: 10 to 18 characters each.
+fn dense(routes: &[KeptRoute]) -> String {
+    let mut text = format!("{NOTE}{DENSE}");
+    for KeptRoute { destination, prefix, gateway } in routes {
+        let significant = destination.octets().into_iter().take(usize::from(prefix.div_ceil(8)));
+        let gateway = gateway.unwrap_or(Ipv4Addr::UNSPECIFIED).octets();
+        for byte in std::iter::once(*prefix).chain(significant).chain(gateway) {
+            let _ = write!(text, "{byte:02x}");
+        }
+    }
     text
+}
+
+/// Decodes routes in the dense form.
+fn dense_routes(text: &str) -> Vec<KeptRoute> {
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let mut bytes = text.as_bytes().chunks_exact(2).map_while(byte);
+    let mut routes = Vec::new();
+    while let Some(prefix) = bytes.next().filter(|prefix| *prefix <= 32) {
+        let mut address = |octets: u8| {
+            let mut address = [0; 4];
+            for octet in address.iter_mut().take(usize::from(octets)) {
+                *octet = bytes.next()?;
+            }
+            Some(Ipv4Addr::from(address))
+        };
+        let (Some(destination), Some(gateway)) = (address(prefix.div_ceil(8)), address(4)) else { break };
+        let gateway = Some(gateway).filter(|gateway| !gateway.is_unspecified());
+        routes.push(KeptRoute { destination, prefix, gateway });
+    }
+    routes
 }
 
 /// Decodes the routes in the note of a keeper.
 fn kept_routes(keeper: &Link) -> Vec<KeptRoute> {
     let text = keeper.alias.as_deref().and_then(|alias| alias.strip_prefix(NOTE)).unwrap_or_default();
+    if let Some(text) = text.strip_prefix(DENSE) {
+        return dense_routes(text);
+    }
     let route = |text: &str| {
         let (destination, gateway) = text.split_once('>')?;
         let (destination, prefix) = destination.split_once('/')?;

@@ -193,6 +193,23 @@ fn a_guest_on_the_pod_network_gets_the_default_route_and_no_ipv6_address() {
 }
 
 #[test]
+fn routes_that_need_the_dense_form_are_kept() {
+    let mut start = pod(&["192.168.5.7"]);
+    let route = start.routes[3];
+    start.routes.extend((0..9).map(|number| Route {
+        destination: Ipv4Addr::new(172, 20, number, 0),
+        prefix: 24,
+        ..route
+    }));
+    start.routes.push(Route { destination: Ipv4Addr::new(10, 128, 0, 0), prefix: 9, gateway: None, ..route });
+    let whole = decide(&lan(), &start).unwrap();
+    let lease = whole.network.nics[0].dhcp.clone().unwrap();
+    assert_eq!((lease.gateway.as_str(), lease.routes.len()), ("192.168.5.1", 12));
+    let again = decide(&lan(), &after(start, &whole)).unwrap();
+    assert_eq!((again.steps, again.network), (vec![], whole.network));
+}
+
+#[test]
 fn missing_links_and_too_many_routes_are_errors() {
     assert!(matches!(decide(&lan(), &eth0(&[])), Err(Error::PodLinkMissing(_))));
     let mut lost = pod(&["192.168.5.7"]);
