@@ -179,22 +179,22 @@ pub(crate) fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
 /// Serves requests until the worker ends.
 pub(crate) async fn serve(socket: UdpSocket, lease: Lease) {
     let everyone = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::BROADCAST, 68));
-    exchange(socket, Some(everyone), move |packet: &[u8]| answer(&lease, packet)).await;
+    exchange(socket, move |packet, _| Some((answer(&lease, packet)?, everyone))).await;
 }
 
-/// Answers packets forever: to `to`, or to their sender.
+/// Answers packets forever. `answer` returns the reply to a packet and its sender, and the recipient.
 pub(crate) async fn exchange(
     socket: UdpSocket,
-    to: Option<SocketAddr>,
-    answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send,
+    answer: impl Fn(&[u8], SocketAddr) -> Option<(Vec<u8>, SocketAddr)> + Send,
 ) {
     let mut buffer = [0; PACKET_LIMIT];
     loop {
         match socket.recv_from(&mut buffer).await {
             Ok((n, from)) => {
-                let Some(reply) = answer(buffer.get(..n).unwrap_or_default()) else { continue };
-                if let Err(error) = socket.send_to(&reply, to.unwrap_or(from)).await {
-                    tracing::warn!(%error, "cannot send a DHCP reply");
+                let Some((reply, to)) = answer(buffer.get(..n).unwrap_or_default(), from) else { continue };
+                if let Err(error) = socket.send_to(&reply, to).await {
+                    // Guests can cause it as often as they like, by the sender that they name.
+                    tracing::debug!(%error, "cannot send a DHCP reply");
                 }
             }
             Err(error) => {

@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsString,
-    net::{Ipv6Addr, SocketAddrV6},
+    net::{Ipv6Addr, SocketAddr, SocketAddrV6},
     os::fd::AsRawFd,
 };
 
@@ -23,6 +23,8 @@ use crate::network::dhcp::{DhcpError, LEASE_SECONDS, PACKET_LIMIT, exchange};
 
 /// Port of servers.
 const PORT: u16 = 547;
+/// Port of clients.
+const CLIENT_PORT: u16 = 546;
 /// Multicast address of all servers and relays of a link.
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
@@ -119,7 +121,12 @@ pub(crate) fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
 
 /// Serves requests until the worker ends.
 pub(crate) async fn serve(socket: UdpSocket, lease: Lease) {
-    exchange(socket, None, move |packet: &[u8]| answer(&lease, packet)).await;
+    exchange(socket, move |packet, from| Some((answer(&lease, packet).filter(|_| is_client(from))?, from))).await;
+}
+
+/// Returns true if a client of the link can have this address (RFC 8415, sections 7.2 and 13.1).
+fn is_client(from: SocketAddr) -> bool {
+    matches!(from, SocketAddr::V6(from) if from.port() == CLIENT_PORT && from.ip().is_unicast_link_local())
 }
 
 #[cfg(test)]
@@ -175,6 +182,21 @@ mod tests {
                 panic!("no address");
             };
             assert_eq!((address.addr, address.valid_life), (lease().address, LEASE_SECONDS));
+        }
+    }
+
+    #[test]
+    fn only_clients_of_the_link_are_answered() {
+        for (from, expected) in [
+            ("[fe80::1%3]:546", true),
+            ("[fe80::1]:546", true),
+            ("[fe80::1]:0", false),
+            ("[::]:546", false),
+            ("[fd00::1]:546", false),
+            ("[ff02::1]:546", false),
+            ("10.0.2.2:546", false),
+        ] {
+            assert_eq!(is_client(from.parse().unwrap()), expected, "{from}");
         }
     }
 
