@@ -24,6 +24,8 @@ use tokio::net::UdpSocket;
 pub(crate) const LEASE_SECONDS: u32 = 999 * 24 * 3600;
 /// Limit of search domains in a reply, in bytes: clients accept no packet longer than a frame.
 const SEARCH_LIMIT: usize = 512;
+/// Port of clients.
+const CLIENT_PORT: u16 = 68;
 /// Largest packet that is parsed.
 pub(crate) const PACKET_LIMIT: usize = 1500;
 
@@ -79,8 +81,8 @@ pub(crate) struct Lease {
     pub(crate) private: Vec<(u8, String)>,
 }
 
-/// Returns the reply to a packet; `None` if it is malformed or for another server.
-pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
+/// Returns the reply to a packet, and its recipient; `None` if the packet is malformed or for another server.
+pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<(Vec<u8>, Ipv4Addr)> {
     let request = Message::decode(&mut Decoder::new(packet.get(..packet.len().min(PACKET_LIMIT))?)).ok()?;
     if request.opcode() != Opcode::BootRequest || request.hlen() != 6 {
         return None;
@@ -98,11 +100,19 @@ pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
     {
         return None;
     }
+    // A client that renews is answered at its address (RFC 2131, section 4.1). With a bridge binding there is no route to it.
+    let is_renewed = lease.client.is_none() && request.ciaddr() == lease.address.addr() && !request.flags().broadcast();
+    let (flags, client, recipient) = if is_renewed {
+        (request.flags(), request.ciaddr(), request.ciaddr())
+    } else {
+        (Flags::default().set_broadcast(), Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST)
+    };
     let mut reply = Message::default();
     reply
         .set_opcode(Opcode::BootReply)
         .set_xid(request.xid())
-        .set_flags(Flags::default().set_broadcast())
+        .set_flags(flags)
+        .set_ciaddr(client)
         .set_yiaddr(lease.address.addr())
         .set_siaddr(lease.server)
         .set_chaddr(request.chaddr());
@@ -159,7 +169,7 @@ pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     reply.encode(&mut Encoder::new(&mut bytes)).ok()?;
-    Some(bytes)
+    Some((bytes, recipient))
 }
 
 /// Opens the server's socket on a bridge. Separate from [`serve`], so that a failure is known before the guest starts.
@@ -178,8 +188,11 @@ pub(crate) fn open(bridge: &str) -> Result<UdpSocket, DhcpError> {
 
 /// Serves requests until the worker ends.
 pub(crate) async fn serve(socket: UdpSocket, lease: Lease) {
-    let everyone = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::BROADCAST, 68));
-    exchange(socket, move |packet, _| Some((answer(&lease, packet)?, everyone))).await;
+    exchange(socket, move |packet, _| {
+        let (reply, recipient) = answer(&lease, packet)?;
+        Some((reply, SocketAddr::V4(SocketAddrV4::new(recipient, CLIENT_PORT))))
+    })
+    .await;
 }
 
 /// Answers packets forever. `answer` returns the reply to a packet and its sender, and the recipient.
@@ -245,7 +258,7 @@ mod tests {
     fn discover_is_offered_and_request_acknowledged_with_the_one_lease() {
         for (kind, expected) in [(MessageType::Discover, MessageType::Offer), (MessageType::Request, MessageType::Ack)]
         {
-            let reply = answer(&lease(), &encoded(&request(kind, [2, 0, 0, 0, 0, 1]))).unwrap();
+            let (reply, _) = answer(&lease(), &encoded(&request(kind, [2, 0, 0, 0, 0, 1]))).unwrap();
             let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
             assert_eq!(reply.yiaddr(), Ipv4Addr::new(10, 0, 2, 2));
             assert_eq!(reply.xid(), 7);
@@ -264,11 +277,35 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_renews_is_answered_at_its_address() {
+        let (own, other) = (Ipv4Addr::new(10, 0, 2, 2), Ipv4Addr::new(10, 0, 2, 9));
+        let mac = [2, 0, 0, 0, 0, 1];
+        for (address, flags, client, expected) in [
+            (own, Flags::default(), None, own),
+            (own, Flags::default().set_broadcast(), None, Ipv4Addr::BROADCAST),
+            (other, Flags::default(), None, Ipv4Addr::BROADCAST),
+            (Ipv4Addr::UNSPECIFIED, Flags::default(), None, Ipv4Addr::BROADCAST),
+            // Bridge binding.
+            (own, Flags::default(), Some(mac), Ipv4Addr::BROADCAST),
+        ] {
+            let mut asked = request(MessageType::Request, mac);
+            asked.set_ciaddr(address).set_flags(flags);
+            let (reply, recipient) = answer(&Lease { client, ..lease() }, &encoded(&asked)).unwrap();
+            assert_eq!(recipient, expected, "{address} {client:?}");
+            let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
+            let is_broadcast = expected == Ipv4Addr::BROADCAST;
+            assert_eq!(reply.flags().broadcast(), is_broadcast);
+            assert_eq!(reply.ciaddr(), if is_broadcast { Ipv4Addr::UNSPECIFIED } else { own });
+            assert_eq!(reply.yiaddr(), own);
+        }
+    }
+
+    #[test]
     fn a_reply_fits_into_a_frame_with_any_search_list() {
         let domain = |number: usize| format!("{number:02}{}", ".abcdefghijklmnopqrstuvwxyz".repeat(7));
         for (domains, sent) in [(1, true), (16, true), (0, false)] {
             let lease = Lease { search: (0..domains).map(domain).collect(), ..lease() };
-            let reply = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
+            let (reply, _) = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
             assert!(reply.len() < 1400, "{domains}: {}", reply.len());
             let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
             assert_eq!(reply.opts().get(OptionCode::DomainSearch).is_some(), sent, "{domains}");
@@ -298,7 +335,7 @@ mod tests {
     #[test]
     fn routes_carry_the_default_route_last() {
         let lease = Lease { routes: vec![("192.168.0.0/16".parse().unwrap(), Ipv4Addr::new(10, 0, 2, 1))], ..lease() };
-        let reply = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
+        let (reply, _) = answer(&lease, &encoded(&request(MessageType::Discover, [2, 0, 0, 0, 0, 1]))).unwrap();
         let reply = Message::decode(&mut Decoder::new(&reply)).unwrap();
         let Some(DhcpOption::ClasslessStaticRoute(routes)) = reply.opts().get(OptionCode::ClasslessStaticRoute) else {
             panic!("no routes");
