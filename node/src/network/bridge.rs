@@ -103,12 +103,9 @@ pub(super) fn decide(request: &Request, server: Ipv4Addr, observed: &Observed) -
     if nic.mac != Some(bridge_mac) {
         steps.push(Step::SetMac { link: nic_name.clone(), mac: bridge_mac });
     }
-    match named.filter(|link| is_keeper(link)) {
-        None => {
-            steps.push(Step::Rename { from: early_name, to: pod.clone() });
-            steps.push(Step::SetLink { name: pod.clone(), mtu: None, controller: None, up: true });
-        }
-        Some(link) => steps.extend(change(link, link.mtu, None)),
+    // It stays down, as the reference's dummy: nothing is sent over it.
+    if named.is_none_or(|link| !is_keeper(link)) {
+        steps.push(Step::Rename { from: early_name, to: pod.clone() });
     }
     let attached = nic.controller.is_some() && nic.controller == bridge_link.map(|link| link.index);
     if !renamed || !attached || !nic.up {

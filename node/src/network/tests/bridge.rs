@@ -93,7 +93,7 @@ fn the_guest_gets_the_configuration_of_the_cni_plugins() {
         kinds(&plan),
         [
             "bridge", "address", "bridge", "address", "address", "mark", "rename", "take", "mac", "rename", "set",
-            "set", "port", "kernel", "tap", "set", "mark"
+            "port", "kernel", "tap", "set", "mark"
         ]
     );
     let nic = &plan.network.nics[0];
@@ -109,6 +109,9 @@ fn the_guest_gets_the_configuration_of_the_cni_plugins() {
         (interface.pod_interface_name.as_str(), &interface.ips[..]),
         ("pod094a367b026", &[ip("192.168.5.7")][..])
     );
+    let done = after(pod(&["192.168.5.7", "fd00:5::7", "fe80::7"]), &plan);
+    let up: Vec<_> = done.links.iter().filter(|link| link.up).map(|link| link.name.as_str()).collect();
+    assert_eq!(up, ["lo", "eth0", "094a367b026-nic", "k6t-094a367b026", "tap094a367b026"]);
     // The link in the pod no longer has the guest's MAC address.
     assert!(plan.steps.iter().all(|step| !matches!(step, Step::SetMac { mac, .. } if *mac == MAC)));
     let requested = Request { mac: Some("02:00:00:00:00:09".into()), ..lan() };
@@ -264,6 +267,8 @@ async fn a_guest_is_reached_on_its_second_network_under_the_pods_own_address() {
     let nic = ip_in(&pod, &["ip -o -d link show 094a367b026-nic"]).await;
     assert!(nic.contains("master k6t-094a367b026") && nic.contains("learning off"), "{nic}");
     assert!(!nic.contains("link/ether 0a:58:00:00:00:07"), "the guest's address is the guest's alone: {nic}");
+    let keeper = ip_in(&pod, &["ip -o link show pod094a367b026", "ip -o address show pod094a367b026"]).await;
+    assert!(!keeper.contains("UP") && keeper.contains("192.168.5.7/24") && keeper.contains("fd00:5::7/64"), "{keeper}");
     assert_eq!(setup_in(inside(&pod), both, vec![]).await.unwrap(), first);
     assert_eq!(ip_in(&pod, &state).await, before);
 
