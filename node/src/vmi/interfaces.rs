@@ -136,9 +136,10 @@ fn from_domain(
         info_source: Some(DOMAIN.into()),
         queue_count: Some(i32::try_from(queues).unwrap_or(i32::MAX)),
         link_state: Some(if interface.state.as_deref() == Some(DOWN) { DOWN } else { "up" }.into()),
-        pod_interface_name: in_pod
-            .map(|in_pod| in_pod.pod_interface_name.clone())
-            .or_else(|| former.and_then(|former| former.pod_interface_name.clone())),
+        // virt-controller corrects it to the name that the network plugins report, possibly after the start.
+        pod_interface_name: former
+            .and_then(|former| former.pod_interface_name.clone())
+            .or_else(|| in_pod.map(|in_pod| in_pod.pod_interface_name.clone())),
         ..Interface::default()
     }
 }
@@ -279,6 +280,15 @@ mod tests {
         assert_eq!(list[0].info_source.as_deref(), Some("domain"));
         assert_eq!(list[1].info_source.as_deref(), Some("domain, multus-status"));
         assert_eq!(list[1].pod_interface_name.as_deref(), Some("net1"));
+    }
+
+    #[test]
+    fn link_of_the_primary_network_that_virt_controller_reports_is_kept() {
+        let mut vmi = vmi();
+        let shown = json!([{"name": "default", "infoSource": "domain", "podInterfaceName": "ovn-udn1"}]);
+        vmi.status.as_mut().unwrap().interfaces = serde_json::from_value(shown).unwrap();
+        let list = merged(&vmi, Some(&pod()), None, &[], &[]);
+        assert_eq!(list[0].pod_interface_name.as_deref(), Some("ovn-udn1"));
     }
 
     #[test]
