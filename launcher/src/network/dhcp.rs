@@ -100,8 +100,13 @@ pub(crate) fn answer(lease: &Lease, packet: &[u8]) -> Option<(Vec<u8>, Ipv4Addr)
     {
         return None;
     }
-    // A client that renews is answered at its address (RFC 2131, section 4.1). With a bridge binding there is no route to it.
-    let is_renewed = lease.client.is_none() && request.ciaddr() == lease.address.addr() && !request.flags().broadcast();
+    // A client that renews is answered at its address (RFC 2131, section 4.1). With a bridge binding there is no route to it. One that
+    // searches for a server, or takes its offer, has no address yet, even if it names one.
+    let has_address = kind == MessageType::Ack && request.opts().get(OptionCode::ServerIdentifier).is_none();
+    let is_renewed = has_address
+        && lease.client.is_none()
+        && request.ciaddr() == lease.address.addr()
+        && !request.flags().broadcast();
     let (flags, client, recipient) = if is_renewed {
         (request.flags(), request.ciaddr(), request.ciaddr())
     } else {
@@ -297,6 +302,13 @@ mod tests {
             assert_eq!(reply.flags().broadcast(), is_broadcast);
             assert_eq!(reply.ciaddr(), if is_broadcast { Ipv4Addr::UNSPECIFIED } else { own });
             assert_eq!(reply.yiaddr(), own);
+        }
+        let mut searches = request(MessageType::Discover, mac);
+        let mut takes = request(MessageType::Request, mac);
+        takes.opts_mut().insert(DhcpOption::ServerIdentifier(lease().server));
+        for asked in [&mut searches, &mut takes] {
+            asked.set_ciaddr(own);
+            assert_eq!(answer(&lease(), &encoded(asked)).unwrap().1, Ipv4Addr::BROADCAST);
         }
     }
 
