@@ -23,8 +23,6 @@ use crate::network::dhcp::{DhcpError, LEASE_SECONDS, PACKET_LIMIT, exchange};
 
 /// Port of servers.
 const PORT: u16 = 547;
-/// Port of clients.
-const CLIENT_PORT: u16 = 546;
 /// Multicast address of all servers and relays of a link.
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
@@ -124,9 +122,9 @@ pub(crate) async fn serve(socket: UdpSocket, lease: Lease) {
     exchange(socket, move |packet, from| Some((answer(&lease, packet).filter(|_| is_client(from))?, from))).await;
 }
 
-/// Returns true if a client of the link can have this address (RFC 8415, sections 7.2 and 13.1).
+/// Returns true if a client of the link can have this address. It may send from any port, and is answered there.
 fn is_client(from: SocketAddr) -> bool {
-    matches!(from, SocketAddr::V6(from) if from.port() == CLIENT_PORT && from.ip().is_unicast_link_local())
+    matches!(from, SocketAddr::V6(from) if from.port() != 0 && from.ip().is_unicast_link_local())
 }
 
 #[cfg(test)]
@@ -190,6 +188,7 @@ mod tests {
         for (from, expected) in [
             ("[fe80::1%3]:546", true),
             ("[fe80::1]:546", true),
+            ("[fe80::1]:40000", true),
             ("[fe80::1]:0", false),
             ("[::]:546", false),
             ("[fd00::1]:546", false),
