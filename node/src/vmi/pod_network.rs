@@ -62,8 +62,8 @@ impl Call for SetUpNetwork {
         let needed: Vec<&InterfaceFailure> =
             failures.iter().filter(|failure| nics::is_needed(&observed.vmi, &failure.name)).collect();
         if is_plug(observed) {
-            // The guest still has what was set up before.
-            let is_kept = |name: &str| needed.iter().any(|failure| failure.name == name);
+            // The guest still has what was set up before. Its status may not show all of it yet.
+            let is_kept = |name: &str| failures.iter().any(|failure| failure.name == name);
             if let Some(former) = observed.network.as_deref() {
                 ready.nics.extend(former.nics.iter().filter(|nic| is_kept(&nic.name)).cloned());
                 ready.interfaces.extend(former.interfaces.iter().filter(|known| is_kept(&known.name)).cloned());

@@ -207,13 +207,12 @@ fn interface_whose_setup_fails_holds_up_no_other_change() {
     assert_eq!(observed.network_failure, None);
 }
 
+fn failure(name: &str) -> crate::network::InterfaceFailure {
+    crate::network::InterfaceFailure { name: name.into(), message: format!("no link of {name}"), permanent: true }
+}
+
 #[test]
 fn running_guest_waits_only_for_the_interfaces_that_its_domain_has() {
-    let failure = |name: &str| crate::network::InterfaceFailure {
-        name: name.into(),
-        message: format!("no link of {name}"),
-        permanent: true,
-    };
     // A new connection: the domain, the failing interface, and the next effect.
     for (phase, lifecycle, failing, now, next) in [
         ("Running", Lifecycle::Running, "lan", 1, "sync"),
@@ -244,6 +243,20 @@ fn running_guest_waits_only_for_the_interfaces_that_its_domain_has() {
         let calls = names(&decide(&observed, at(now)));
         assert_eq!(calls.last(), Some(&next), "{phase} {failing}: {calls:?}");
     }
+}
+
+#[test]
+fn interface_that_was_set_up_before_is_kept_when_its_setup_fails() {
+    let mut observed = live();
+    let network = |names: &[&str], failing: &[&str]| crate::network::PodNetwork {
+        nics: names.iter().map(|name| protocol::Nic { name: (*name).into(), ..Default::default() }).collect(),
+        failures: failing.iter().map(|name| failure(name)).collect(),
+        ..Default::default()
+    };
+    observed.network = Some(Arc::new(network(&["default", "lan"], &[])));
+    observed.apply_answer(&SetUpNetwork::default(), 1, Ok(network(&["default"], &["lan", "new"])), at(1));
+    let nics = observed.nics();
+    assert_eq!(nics.iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>(), ["default", "lan"]);
 }
 
 #[test]
