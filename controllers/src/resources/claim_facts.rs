@@ -2,10 +2,18 @@
 //! bound. They are read on demand.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{api::core::v1::Event, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{
+    api::core::v1::Event,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
 
 use super::pod_warnings;
 use crate::runtime::ClaimUser;
+
+/// Age up to which a read of the pods that use a claim counts.
+const FRESH: SignedDuration = SignedDuration::from_secs(5);
+/// The same for one that found none after an operation was requested.
+const FREE: SignedDuration = SignedDuration::from_mins(5);
 
 /// The pods that can write to a claim.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +24,17 @@ pub(crate) struct ClaimUsers {
     pub read_at: Timestamp,
     /// The first of them.
     pub users: Vec<ClaimUser>,
+}
+
+impl ClaimUsers {
+    /// Returns true if the read counts for an operation that was requested at this time. One that found no pod counts longer: nothing
+    /// keeps pods away after it anyway, and many operations at once, each with several claims, would read them again and again.
+    #[must_use]
+    pub(crate) fn counts(&self, requested: Option<&Time>, now: Timestamp) -> bool {
+        let is_later = requested.is_some_and(|requested| self.read_at >= requested.0);
+        let limit = if is_later && self.users.is_empty() { FREE } else { FRESH };
+        !is_old(self.read_at, now, limit)
+    }
 }
 
 /// The newest warning about a claim.

@@ -220,14 +220,12 @@ pub(crate) enum Effect {
         /// Its UID.
         uid: String,
     },
-    /// Reads the pods that use a claim. A failure does not end the decision and is not remembered.
+    /// Reads the pods that use claims of a namespace. A failure does not end the decision and is not remembered.
     ReadUsers {
-        /// Its namespace.
+        /// The namespace.
         namespace: String,
-        /// Its name.
-        claim: String,
-        /// Its UID.
-        uid: String,
+        /// UIDs of the claims by their names.
+        claims: BTreeMap<String, String>,
     },
     /// Reads the newest warning about a claim. A failure does not end the decision and is not remembered.
     ReadClaimWarning {

@@ -1,13 +1,12 @@
 //! The VM of a snapshot: its claims, and the reasons why it cannot be locked now.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     VirtualMachine, VirtualMachineInstance,
     names::label_value,
     persistent_state::{PREFIX, STATUS_VOLUME},
 };
-use jiff::SignedDuration;
 
 use super::Observed;
 use crate::{
@@ -15,15 +14,12 @@ use crate::{
     data_volumes::{Readiness, described},
     resources::{
         Caches,
-        claim_facts::{ClaimUsers, is_old},
+        claim_facts::ClaimUsers,
         claims::{CachedClaim, ClaimIndex, claim_name},
     },
     runtime::{Decision, Effect},
     snapshot_class, volume_migration,
 };
-
-/// Age of the read of the pods that use a claim after which it is read again.
-const FRESH: SignedDuration = SignedDuration::from_secs(5);
 
 /// A volume of a VM with a claim.
 #[derive(Clone, Debug)]
@@ -155,22 +151,25 @@ fn is_unpopulated(observed: &Observed, volume: &SourceVolume) -> bool {
 
 /// Returns the text about pods that can write to the claims of a VM that does not run.
 fn used(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> String {
-    let namespace = vm.metadata.namespace.clone().unwrap_or_default();
+    let requested = observed.snapshot.metadata.creation_timestamp.as_ref();
     let mut pods = Vec::new();
     let mut claims = Vec::new();
-    let mut is_unknown = false;
+    let mut unread = BTreeMap::new();
     for volume in &observed.volumes {
         let Some(claim) = &volume.known else { continue };
-        let uid = claim.metadata.uid.clone().unwrap_or_default();
         let known = volume.users.as_ref().filter(|users| users.metadata.uid == claim.metadata.uid);
-        if known.is_none_or(|users| is_old(users.read_at, observed.now, FRESH)) {
-            decision.push(Effect::ReadUsers { namespace: namespace.clone(), claim: volume.claim.clone(), uid });
-            is_unknown = true;
+        if known.is_none_or(|users| !users.counts(requested, observed.now)) {
+            unread.insert(volume.claim.clone(), claim.metadata.uid.clone().unwrap_or_default());
         }
         if let Some(users) = known.filter(|users| !users.users.is_empty()) {
             pods.extend(users.users.iter().map(|user| user.pod.clone()));
             claims.push(volume.claim.as_str());
         }
+    }
+    let is_unknown = !unread.is_empty();
+    if is_unknown {
+        let namespace = vm.metadata.namespace.clone().unwrap_or_default();
+        decision.push(Effect::ReadUsers { namespace, claims: unread });
     }
     pods.sort();
     pods.dedup();

@@ -381,6 +381,37 @@ fn pods_that_use_the_disks_of_a_stopped_vm_are_read_first() {
 }
 
 #[test]
+fn claims_without_users_are_read_once_for_a_snapshot() {
+    let read = |name: &str, ago: Option<i64>, pods: &[&str]| {
+        let known = volume(&json!({"metadata": {"name": name, "uid": name}}), pods);
+        let users = known.users.clone().zip(ago).map(|(users, ago)| {
+            Arc::new(ClaimUsers { read_at: now() - jiff::SignedDuration::from_secs(ago), ..(*users).clone() })
+        });
+        SourceVolume { name: name.to_owned(), claim: name.to_owned(), users, ..known }
+    };
+    // Reads of two claims in seconds before now, the pods of the first one, the claims that are read; the snapshot is a minute old.
+    for (first, second, pods, unread) in [
+        (Some(6), Some(0), &[][..], &[][..]),
+        (Some(60), Some(0), &[], &[]),
+        (Some(61), Some(0), &[], &["a"]),
+        (Some(4), Some(0), &["p"], &[]),
+        (Some(6), Some(0), &["p"], &["a"]),
+        (None, None, &[], &["a", "b"]),
+    ] {
+        let volumes = vec![read("a", first, pods), read("b", second, &[])];
+        let observed = Observed { volumes, ..observed(snapshot(&json!({})), Some(vm(&json!({}))), None) };
+        let effects = decide(&observed).unwrap().effects;
+        let claims = effects.iter().filter_map(|effect| match effect {
+            Effect::ReadUsers { claims, .. } => Some(claims.keys().map(String::as_str).collect::<Vec<_>>()),
+            _ => None,
+        });
+        assert_eq!(claims.collect::<Vec<_>>(), if unread.is_empty() { vec![] } else { vec![unread.to_vec()] });
+        let is_taken = shown(&effects).contains(&"status VirtualMachine".to_owned());
+        assert_eq!(is_taken, unread.is_empty() && pods.is_empty(), "{first:?} {pods:?}");
+    }
+}
+
+#[test]
 fn snapshot_stays_while_its_content_is_the_only_one() {
     let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}});
     for (is_in_use, effects) in [(true, &[][..]), (false, &["delete SnapshotContent"])] {

@@ -347,8 +347,7 @@ fn data_source(observed: &Observed<'_>) -> (TypedLocalObjectReference, &'static 
 fn in_use(observed: &Observed<'_>, claim: &CachedClaim) -> Option<Next> {
     let read = || Effect::ReadUsers {
         namespace: observed.source_key.namespace.clone(),
-        claim: observed.source_key.name.clone(),
-        uid: claim.metadata.uid.clone().unwrap_or_default(),
+        claims: [(observed.source_key.name.clone(), claim.metadata.uid.clone().unwrap_or_default())].into(),
     };
     let next = match source::users(observed, claim) {
         Use::Free => return None,

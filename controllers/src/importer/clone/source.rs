@@ -1,6 +1,5 @@
 //! The source of a clone: its size, and the states in which it cannot be cloned yet.
 
-use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaimSpec;
 
 use super::{Hold, Observed};
@@ -14,8 +13,6 @@ use crate::{
     },
 };
 
-/// Age up to which a list of the pods that use a claim counts.
-const FRESH: SignedDuration = SignedDuration::from_secs(5);
 /// Unit of the sizes of file systems.
 const MIB: i64 = 1 << 20;
 
@@ -123,11 +120,11 @@ pub(super) enum Use {
 pub(super) fn users(observed: &Observed<'_>, claim: &CachedClaim) -> Use {
     let of_claim = |users: &&ClaimUsers| users.metadata.uid == claim.metadata.uid;
     let Some(known) = observed.users.filter(of_claim) else { return Use::Unknown };
-    let is_old = |limit| claim_facts::is_old(known.read_at, observed.now, limit);
     let Some(user) = known.users.first() else {
-        return if is_old(FRESH) { Use::Unknown } else { Use::Free };
+        let counts = known.counts(observed.data_volume.creation_timestamp.as_ref(), observed.now);
+        return if counts { Use::Free } else { Use::Unknown };
     };
-    if is_old(super::RETRY) {
+    if claim_facts::is_old(known.read_at, observed.now, super::RETRY) {
         return Use::Unknown;
     }
     let key = observed.source_key;

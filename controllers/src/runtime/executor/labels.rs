@@ -43,7 +43,10 @@ pub(super) fn parts(effect: &Effect) -> (WriteOptions, &str) {
         | Effect::Evict { options, name, .. } => (options.clone(), name),
         Effect::Restore { name, .. } => (WriteOptions::default(), name.as_deref().unwrap_or_default()),
         Effect::ReadWarnings { pod, .. } => (WriteOptions::default(), pod),
-        Effect::ReadUsers { claim, .. } | Effect::ReadClaimWarning { claim, .. } => (WriteOptions::default(), claim),
+        Effect::ReadUsers { claims, .. } => {
+            (WriteOptions::default(), claims.keys().next().map(String::as_str).unwrap_or_default())
+        }
+        Effect::ReadClaimWarning { claim, .. } => (WriteOptions::default(), claim),
         Effect::Event(_) => (WriteOptions::default(), ""),
     }
 }

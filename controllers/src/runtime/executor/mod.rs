@@ -379,7 +379,7 @@ impl Executor {
             Effect::ReadClaimWarning { namespace, claim, uid } => {
                 self.read_claim_warning(namespace, claim, uid).await.map(|()| None)
             }
-            Effect::ReadUsers { namespace, claim, uid } => self.read_users(namespace, claim, uid).await.map(|()| None),
+            Effect::ReadUsers { namespace, claims } => self.read_users(namespace, claims).await.map(|()| None),
             Effect::Create { namespace, object, options, .. } if !options.names.is_empty() => {
                 self.create_pod(namespace.as_deref(), object, options).await
             }

@@ -1,4 +1,6 @@
-//! The read of the pods that use a claim. Most of them are of other owners, which no watch shows.
+//! The read of the pods that use claims. Most of them are of other owners, which no watch shows.
+
+use std::collections::BTreeMap;
 
 use api::{VirtualMachineInstance, owner};
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -27,21 +29,31 @@ pub(crate) struct ClaimUser {
 }
 
 impl Executor {
-    /// Carries out [`super::Effect::ReadUsers`].
-    pub(super) async fn read_users(&self, namespace: &str, claim: &str, uid: &str) -> Result<(), WriteError> {
+    /// Carries out [`super::Effect::ReadUsers`]: one list for all claims.
+    pub(super) async fn read_users(
+        &self,
+        namespace: &str,
+        claims: &BTreeMap<String, String>,
+    ) -> Result<(), WriteError> {
         let mut parameters = ListParams::default().limit(PAGE);
-        let mut users = Vec::new();
+        let mut found: BTreeMap<&str, Vec<ClaimUser>> = claims.keys().map(|claim| (claim.as_str(), vec![])).collect();
         loop {
             let request = Request::new(Kind::Pod.path(Some(namespace)))
                 .list(&parameters)
                 .map_err(|error| WriteError::Refused(error.to_string()))?;
             let page: ObjectList<Pod> = self.client.request(request).await.map_err(|error| classify(&error, true))?;
-            users.extend(page.items.iter().filter_map(|pod| user(pod, claim)).take(MOST));
-            match page.metadata.continue_.filter(|token| !token.is_empty() && users.len() < MOST) {
+            for (claim, users) in &mut found {
+                let left = MOST.saturating_sub(users.len());
+                users.extend(page.items.iter().filter_map(|pod| user(pod, claim)).take(left));
+            }
+            let is_open = found.values().any(|users| users.len() < MOST);
+            match page.metadata.continue_.filter(|token| is_open && !token.is_empty()) {
                 Some(token) => parameters = parameters.continue_token(&token),
                 None => {
-                    users.truncate(MOST);
-                    self.answers.users(namespace, claim, uid, users, page.metadata.resource_version);
+                    for (claim, users) in found {
+                        let uid = claims.get(claim).map(String::as_str).unwrap_or_default();
+                        self.answers.users(namespace, claim, uid, users, page.metadata.resource_version.clone());
+                    }
                     return Ok(());
                 }
             }

@@ -1,6 +1,6 @@
 //! The decisions about clones.
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::Time};
 use serde_json::{Value, json};
 
 use super::super::*;
@@ -207,6 +207,14 @@ fn pods_are_listed_right_before_the_clone_begins() {
         let next = world("user").with(|w| w.users.clone_from(&users)).decide();
         assert_eq!(matches!(next.effects.as_slice(), [Effect::ReadUsers { .. }]), reads, "{users:?}");
     }
+    // One that has found no pod since the clone was requested.
+    let requested = |at: &str| {
+        let users = Some(used_by(&[], "2030-01-01T00:00:50Z"));
+        let created = Some(Time(time(at)));
+        world("user").with(|w| (w.users, w.data_volume.creation_timestamp) = (users, created)).decide()
+    };
+    assert!(requested("2030-01-01T00:00:49Z").effects.iter().all(|effect| !matches!(effect, Effect::ReadUsers { .. })));
+    assert!(matches!(requested("2030-01-01T00:00:51Z").effects.as_slice(), [Effect::ReadUsers { .. }]));
     // Of a former claim with this name.
     let other = world("user").with(|w| w.users.as_mut().unwrap().metadata.uid = Some("former".to_owned()));
     assert!(matches!(other.decide().effects.as_slice(), [Effect::ReadUsers { .. }]));
