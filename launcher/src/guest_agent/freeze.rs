@@ -56,6 +56,11 @@ impl Thaw {
         std::fs::read_to_string(&self.file).ok()?.trim().parse().ok()
     }
 
+    /// Returns true if no thaw is pending, or one that is due before this time.
+    fn ends_before(&self, due: u64) -> bool {
+        self.task.is_none() || self.due().is_some_and(|known| known < due)
+    }
+
     #[cfg(test)]
     pub(super) fn frozen_until(&self) -> Option<Instant> {
         self.frozen_until
@@ -110,8 +115,8 @@ fn now() -> u64 {
 }
 
 impl GuestAgent {
-    /// Freezes all file systems, and thaws them after `thaw_after` seconds unless that is 0. Does nothing if they are
-    /// frozen and will be thawed. The work continues if the caller goes away, so that no freeze is left without its thaw.
+    /// Freezes all file systems, and thaws them after `thaw_after` seconds unless that is 0. If they are frozen, only the
+    /// automatic thaw is scheduled, or put off. The work continues if the caller goes away, so that no freeze is left without its thaw.
     pub(crate) async fn freeze(&self, thaw_after: u32) -> Result<(), GuestAgentError> {
         let agent = self.clone();
         tokio::spawn(async move { agent.freeze_now(thaw_after).await }).await.map_err(|_| GuestAgentError::Busy)?
@@ -129,9 +134,10 @@ impl GuestAgent {
         let _turn = timeout_at(limit, self.inner.turn.lock()).await.map_err(|_| GuestAgentError::Busy)?;
         let is_told = self.thaw().without_file_systems;
         if self.inner.is_frozen(limit).await? || is_told {
-            // By a freeze without a limit, or by another program.
-            if thaw_after > 0 && self.thaw().task.is_none() {
-                self.arm(now() + u64::from(thaw_after));
+            // By a freeze without a limit, by another program, or by a freeze whose answer was lost: its client counts from this one.
+            let due = now() + u64::from(thaw_after);
+            if thaw_after > 0 && self.thaw().ends_before(due) {
+                self.arm(due);
                 self.thaw().without_file_systems = is_told;
             }
             return Ok(());

@@ -312,6 +312,20 @@ async fn freeze_without_an_answer_is_open_until_the_guest_agent_answers() {
     assert!(!stage.agent.is_freezing());
 }
 
+/// The answer to the first freeze is lost. Its client counts the time from the second one.
+#[tokio::test]
+async fn repeated_freeze_puts_the_thaw_off() {
+    let stage = Stage::known("repeated").await;
+    stage.guest.loses_freezes.store(true, Ordering::SeqCst);
+    stage.agent.freeze(10).await.unwrap_err();
+    assert!(stage.agent.thaw_after().unwrap() <= 10);
+    for seconds in [100, 10, 0] {
+        stage.agent.freeze(seconds).await.unwrap();
+        assert!(stage.agent.thaw_after().unwrap() >= 95, "{seconds}");
+    }
+    assert_eq!(stage.guest.asked("guest-fsfreeze-freeze"), 1);
+}
+
 #[tokio::test]
 async fn commands_disabled_by_a_freeze_return_after_it() {
     let stage = Stage::known("disabled").await;

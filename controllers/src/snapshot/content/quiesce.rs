@@ -107,7 +107,8 @@ fn freeze(
     if decision.must_wait(&observed.failures, FREEZE, observed.now) {
         return Step::Wait;
     }
-    // By a request whose answer was lost, or by somebody else. Its limit is not known here, and a freeze would not prolong it.
+    // By a request whose answer was lost, or by somebody else. Its limit is not known here, and launchers of former releases
+    // do not put it off.
     if vmi.status.as_ref().and_then(|status| status.fs_freeze_status.as_deref()) == Some("frozen") {
         decision.wake(LOOK);
         return Step::Release;
