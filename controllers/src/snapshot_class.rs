@@ -21,42 +21,51 @@ pub(crate) fn of(caches: &Caches, storage_class: &str) -> Result<Option<String>,
         let exists = caches.snapshot_classes.get(&Key::cluster_wide(named.as_str())).is_some();
         return Ok(exists.then_some(named));
     }
-    choose(&class.provisioner, &caches.snapshot_classes.by(&SnapshotClassIndex::Driver(class.provisioner.clone())))
+    choose(storage_class, &caches.snapshot_classes.by(&SnapshotClassIndex::Driver(class.provisioner.clone())))
 }
 
-/// Chooses one of the classes of a driver: the only one, else the only default.
-fn choose(driver: &str, classes: &[Arc<CachedSnapshotClass>]) -> Result<Option<String>, String> {
-    let name = |class: &CachedSnapshotClass| class.metadata.name.clone();
-    let defaults: Vec<_> = classes.iter().filter(|class| class.is_default).collect();
-    match (classes, defaults.as_slice()) {
-        ([], _) => Ok(None),
-        ([only], _) => Ok(name(only)),
-        (_, [default]) => Ok(name(default)),
-        _ => Err(format!("{} matching VolumeSnapshotClasses for {driver}", classes.len())),
-    }
+/// Chooses one of the classes of a driver, which are in the order of their names: the only one, else a default, else one that carries
+/// the annotation of defaults.
+fn choose(storage_class: &str, classes: &[Arc<CachedSnapshotClass>]) -> Result<Option<String>, String> {
+    let marked = |value| classes.iter().find(|class| class.is_default == Some(value));
+    let chosen = match classes {
+        [] => return Ok(None),
+        [only] => only,
+        several => marked(true)
+            .or_else(|| marked(false))
+            .ok_or_else(|| format!("{} matching VolumeSnapshotClasses for {storage_class}", several.len()))?,
+    };
+    Ok(chosen.metadata.name.clone())
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use serde_json::json;
 
     use super::*;
+    use crate::resources::snapshot_classes::VolumeSnapshotClass;
 
     #[test]
     fn class_is_the_only_one_or_the_default() {
-        let class = |(name, is_default): &(&str, bool)| {
-            let metadata = ObjectMeta { name: Some((*name).to_owned()), ..ObjectMeta::default() };
-            Arc::new(CachedSnapshotClass { metadata, is_default: *is_default, driver: "d".to_owned() })
+        let class = |(name, mark): &(&str, Option<&str>)| {
+            let annotations = json!({"snapshot.storage.kubernetes.io/is-default-class": mark});
+            let annotations = mark.map(|_| annotations);
+            let class = json!({"metadata": {"name": name, "annotations": annotations}, "driver": "d"});
+            let class: VolumeSnapshotClass = serde_json::from_value(class).unwrap();
+            Arc::new(CachedSnapshotClass::from(class))
         };
+        let (yes, no) = (Some("true"), Some("false"));
         for (classes, chosen) in [
             (&[][..], Ok(None)),
-            (&[("a", false)], Ok(Some("a"))),
-            (&[("a", false), ("b", true)], Ok(Some("b"))),
-            (&[("a", false), ("b", false)], Err("2 matching VolumeSnapshotClasses for d")),
-            (&[("a", true), ("b", true)], Err("2 matching VolumeSnapshotClasses for d")),
+            (&[("a", None)], Ok(Some("a"))),
+            (&[("a", None), ("b", yes)], Ok(Some("b"))),
+            (&[("a", None), ("b", no)], Ok(Some("b"))),
+            (&[("a", no), ("b", yes)], Ok(Some("b"))),
+            (&[("a", yes), ("b", yes)], Ok(Some("a"))),
+            (&[("a", None), ("b", None)], Err("2 matching VolumeSnapshotClasses for fast")),
         ] {
             let classes: Vec<_> = classes.iter().map(class).collect();
-            let found = choose("d", &classes);
+            let found = choose("fast", &classes);
             assert_eq!(found.as_ref().map(Option::as_deref).map_err(String::as_str), chosen);
         }
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::metadata::slim;
 use crate::cache::Cached;
 
-/// Annotation of a default class. Its value does not matter, as in KubeVirt.
+/// Annotation of a default class.
 const DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
 
 /// A VolumeSnapshotClass, as far as it is read.
@@ -33,8 +33,8 @@ pub(crate) struct CachedSnapshotClass {
     pub metadata: ObjectMeta,
     /// CSI driver.
     pub driver: String,
-    /// It is the default of its driver.
-    pub is_default: bool,
+    /// Value of the annotation of default classes. In KubeVirt, a class that carries it counts whatever its value.
+    pub is_default: Option<bool>,
 }
 
 /// Indices of classes.
@@ -57,7 +57,8 @@ kept!(CachedSnapshotClass of VolumeSnapshotClass, WhenServed);
 
 impl From<VolumeSnapshotClass> for CachedSnapshotClass {
     fn from(class: VolumeSnapshotClass) -> Self {
-        let is_default = class.metadata.annotations.iter().flatten().any(|(key, _)| key == DEFAULT);
+        let mark = class.metadata.annotations.as_ref().and_then(|all| all.get(DEFAULT));
+        let is_default = mark.map(|value| value == "true");
         Self { is_default, driver: class.driver, metadata: slim(class.metadata) }
     }
 }
