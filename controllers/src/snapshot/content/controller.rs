@@ -23,8 +23,8 @@ pub(crate) struct SnapshotContents;
 impl Controller for SnapshotContents {
     const NAME: &'static str = "vm-snapshot-content";
     const SHARDED: bool = true;
-    // A freeze takes up to a minute.
-    const WORKERS: usize = 8;
+    // Most of them wait for guest agents: a freeze takes up to a minute.
+    const WORKERS: usize = 64;
     const NEEDS: Needs = RESOURCES;
     type Caches = Caches;
     type Observed = Observed;
