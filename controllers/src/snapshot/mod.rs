@@ -179,7 +179,7 @@ fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
     }
     decision.wake(RETRY);
     if let Some(refusal) = source::refusal(observed, vm, decision) {
-        if refusal.trim().is_empty() {
+        if refusal.is_empty() {
             return Stage::New;
         }
         // The finalizer was refused after the lease was taken.

@@ -83,8 +83,8 @@ pub(crate) fn state_claim(
     })
 }
 
-/// Returns why the VM cannot be locked: all reasons in one text, which clients know; a blank one until it is known. Reads the pods that use the claims of a VM that
-/// does not run.
+/// Returns why the VM cannot be locked: all reasons in one text, which clients know; an empty one until it is known. Reads the pods that
+/// use the claims of a VM that does not run.
 pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> Option<String> {
     let mut text = String::new();
     let path = format!(
@@ -130,7 +130,8 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
         }
         None => text.push_str(&used(observed, vm, decision)),
     }
-    (!text.is_empty()).then_some(text)
+    // Without the blank of a read that is under way, with which each read would change the status twice.
+    (!text.is_empty()).then(|| text.trim_end().to_owned())
 }
 
 fn is_deleting(volume: &SourceVolume) -> bool {

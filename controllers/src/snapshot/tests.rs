@@ -412,6 +412,18 @@ fn claims_without_users_are_read_once_for_a_snapshot() {
 }
 
 #[test]
+fn read_of_pods_does_not_show_in_the_refusal() {
+    let pending = json!({"status": {"phase": "Pending"}});
+    let unread = SourceVolume { users: None, ..volume(&pending, &[]) };
+    let reason = |volume: SourceVolume| {
+        let observed = Observed { volumes: vec![volume], ..observed(snapshot(&json!({})), Some(vm(&json!({}))), None) };
+        status(&decide(&observed).unwrap().effects)["conditions"][0]["reason"].clone()
+    };
+    let text = "Source not locked source n/v volume not bound: c";
+    assert_eq!([reason(unread), reason(volume(&pending, &[]))], [text, text]);
+}
+
+#[test]
 fn snapshot_stays_while_its_content_is_the_only_one() {
     let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}});
     for (is_in_use, effects) in [(true, &[][..]), (false, &["delete SnapshotContent"])] {
