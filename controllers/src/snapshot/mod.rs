@@ -37,6 +37,7 @@ pub(crate) use self::{
     source::{SourceVolume, state_claim, state_volume},
 };
 use crate::{
+    cache::Key,
     data_volumes::DataVolumes,
     runtime::{Decision, Effect, Event, Failures, Kind, has_finalizer},
     vm_lease,
@@ -44,6 +45,8 @@ use crate::{
 
 /// Time after which a VM that cannot be locked is looked at again.
 const RETRY: Duration = Duration::from_secs(5);
+/// Reason of a refused lock.
+const LOCK: &str = "LockFailed";
 
 /// Everything that a decision about a snapshot depends on.
 pub(crate) struct Observed {
@@ -178,17 +181,24 @@ fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
         return Stage::Locked;
     }
     decision.wake(RETRY);
+    let uid = snapshot.metadata.uid.as_deref().unwrap_or_default();
     if let Some(refusal) = source::refusal(observed, vm, decision) {
         if refusal.is_empty() {
             return Stage::New;
         }
         // The finalizer was refused after the lease was taken.
-        decision.effects.extend(release(vm, snapshot.metadata.uid.as_deref().unwrap_or_default()));
+        decision.effects.extend(release(vm, uid));
         return Stage::NotLocked(refusal);
+    }
+    if decision.must_wait(&observed.failures, LOCK, observed.now) {
+        // The VM can start until the next attempt.
+        decision.effects.extend(release(vm, uid));
+        let message = observed.failures.of(LOCK).map(|failure| failure.message.as_str()).unwrap_or_default();
+        return Stage::NotLocked(format!(" source {} cannot be locked: {message}", Key::of(&vm.metadata)));
     }
     match vm_lease::take(vm, VmOperation::Snapshot, &snapshot.metadata, &Time(observed.now)) {
         Ok(effects) => {
-            decision.effects.extend(effects);
+            decision.effects.extend(effects.into_iter().map(|effect| effect.refused_as(LOCK)));
             Stage::Locked
         }
         Err(held) => Stage::NotLocked(format!(" {}", held.holder())),

@@ -86,7 +86,9 @@ fn error(observed: &Observed, stage: &Stage, shown: Option<SnapshotError>, now: 
             known => return known,
         },
         Stage::Succeeded if observed.content.is_none() => NO_CONTENT.to_owned(),
-        Stage::Locked if observed.content.is_none() => observed.failures.newest()?.message.clone(),
+        Stage::Locked if observed.content.is_none() => {
+            observed.failures.of(event::FAILED_SNAPSHOT_CONTENT_CREATE)?.message.clone()
+        }
         _ => return of_content(),
     };
     let is_shown = |shown: &SnapshotError| shown.message.as_deref() == Some(message.as_str());

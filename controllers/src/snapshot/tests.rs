@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::resources::claim_facts::ClaimUsers;
-use crate::runtime::ClaimUser;
+use crate::runtime::{ClaimUser, Failure};
 
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
@@ -446,5 +446,32 @@ fn snapshot_that_cannot_lock_its_vm_holds_no_lease() {
         let effects = decide(&observed).unwrap().effects;
         let found = shown(&effects).contains(&"status VirtualMachine".to_owned());
         assert_eq!(found, is_released, "{users:?}: {effects:?}");
+    }
+}
+
+#[test]
+fn refused_lock_shows_and_leaves_the_vm_free_until_the_next_attempt() {
+    let leased = vm(&json!({"status": {
+        "operation": {"operation": "Snapshot", "name": "s", "uid": "u"}, "snapshotInProgress": "s",
+    }}));
+    let text = "Source not locked source n/v cannot be locked: denied";
+    let waits = &["status VirtualMachine", "status Snapshot", "event SnapshotSourceNotLocked"][..];
+    for (seconds, effects, reason) in
+        [(1, waits, text), (0, &["patch VirtualMachine", "status Snapshot"], "Source locked and operation in progress")]
+    {
+        let mut observed = observed(snapshot(&json!({})), Some(leased.clone()), None);
+        let retry_at = now() + jiff::SignedDuration::from_secs(seconds);
+        let failure = Failure { reason: LOCK, message: "denied".to_owned(), retry_at, attempts: 1 };
+        observed.failures = Some(failure).into();
+        let decision = decide(&observed).unwrap();
+        assert_eq!(shown(&decision.effects), effects);
+        assert_eq!(status(&decision.effects)["conditions"][0]["reason"], reason);
+        let is_remembered = |effect: &Effect| match effect {
+            Effect::Patch { kind: Kind::VirtualMachine, subresource: None, options, .. } => {
+                options.failure_reason == Some(LOCK)
+            }
+            _ => true,
+        };
+        assert!(decision.effects.iter().all(is_remembered));
     }
 }
