@@ -7,7 +7,8 @@ use std::{
 };
 
 use api::{
-    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, constants::event, owner, vm::lease,
+    MigrationPhase, VirtualMachineInstance, VirtualMachineInstanceMigration, VmOperation, constants::event, owner,
+    vm::lease,
 };
 use daemon::{config::ConfigHandle, lock};
 use jiff::Timestamp;
@@ -179,11 +180,15 @@ impl Controller for Migrations {
         let pods = vmi.as_ref().map(|vmi| caches.pods_of(vmi)).unwrap_or_default();
         let phase = migration.phase().clone();
         let is_pending = phase == MigrationPhase::Pending;
-        // Most VMs have no lease, and a VMI without VM never.
-        let vm = vmi_key.as_ref().filter(|_| is_pending).and_then(|key| caches.vms.get(key));
-        let held = vm.and_then(|vm| Some(vm_lease::forbids(&vm, lease::Attempt::Migration)?.holder()));
         let is_early = matches!(phase, MigrationPhase::Unset | MigrationPhase::Pending | MigrationPhase::Scheduling);
         let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
+        // Most VMs have no lease, and a VMI without VM never.
+        let vm = vmi_key.as_ref().filter(|_| is_pending || is_scheduled).and_then(|key| caches.vms.get(key));
+        let held = vm.and_then(|vm| {
+            let lease = vm_lease::forbids(&vm, lease::Attempt::Migration)?;
+            // A migration with a target pod waits for snapshots only: what others wait for may be its end.
+            (is_pending || lease.operation == VmOperation::Snapshot).then(|| lease.holder())
+        });
         let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
         let node = vmi.as_ref().and_then(|vmi| node_name(vmi)).map(Key::cluster_wide);
         let is_drained = |pod: &Arc<CachedPod>| {

@@ -2,7 +2,7 @@
 //!
 //! | phase | waits for | after the limit |
 //! |---|---|---|
-//! | Pending with a target pod, Scheduling | target pod, attachment pod, volumes that leave | Failed; the pods are deleted |
+//! | Pending with a target pod, Scheduling | target pod, attachment pod, volumes that leave, a snapshot | Failed; the pods are deleted |
 //! | Scheduled | the hand-off | Failed; the pods are deleted |
 //! | PreparingTarget | virt-handler of the target | Failed, recorded on the VMI: the source cannot have begun |
 //! | TargetReady, Running | virt-handler of the source | Failed; an abort is requested, and the pods stay until it is answered |
@@ -88,6 +88,7 @@ fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedD
     let what = match observed.vmi.as_deref().and_then(leaving_volume) {
         _ if !target::runs(observed) => format!("target pod {name} did not run"),
         Some(volume) => format!("the guest did not release volume {volume}, which was removed,"),
+        None if observed.held.is_some() => "the operation on the data of the VM did not end".to_owned(),
         None => format!("the attachment pod of target pod {name} was not ready"),
     };
     let attachment = target::attachment(observed).map(|pod| &pod.metadata);

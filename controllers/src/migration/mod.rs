@@ -79,7 +79,7 @@ pub(crate) struct Observed {
     pub by_status: bool,
     /// The limit for which it waits.
     pub full: Option<Full>,
-    /// The operation on the VM's data for which it waits.
+    /// The operation on the VM's data for which it waits: any before it has a target pod, and a snapshot until it is handed over.
     pub held: Option<String>,
     /// The event about an unschedulable target pod was emitted.
     pub is_reported: bool,

@@ -198,7 +198,8 @@ fn advance(observed: &Observed, phase: &MigrationPhase, wake: &mut Option<Durati
         }
         MigrationPhase::Scheduling if state.is_some() => Some(MigrationPhase::Scheduled),
         MigrationPhase::Scheduling => {
-            (runs && target::has_attachments(observed, vmi)).then_some(MigrationPhase::Scheduled)
+            let is_ready = runs && target::has_attachments(observed, vmi);
+            (is_ready && observed.held.is_none()).then_some(MigrationPhase::Scheduled)
         }
         MigrationPhase::Scheduled => state?.target_node.is_some().then_some(MigrationPhase::PreparingTarget),
         MigrationPhase::PreparingTarget => state?.target_node_address.is_some().then_some(MigrationPhase::TargetReady),

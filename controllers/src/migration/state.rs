@@ -36,7 +36,8 @@ pub(super) fn hand_over(
     if is_wrong || *vmi.phase() != VmiPhase::Running || vmi.is_handed_off() {
         return target::provide(observed, vmi, decision);
     }
-    if observed.must_wait(event::FAILED_HAND_OVER, decision) {
+    // The end of the operation wakes the migration.
+    if observed.held.is_some() || observed.must_wait(event::FAILED_HAND_OVER, decision) {
         return Ok(());
     }
     let policy = best_policy(&observed.policies, vmi, &observed.namespace);

@@ -120,7 +120,13 @@ fn for_target(observed: &Observed, vmi: &VirtualMachineInstance, pod: &CachedPod
         let message = format!("the attachment pod of target pod {name} is not ready");
         return Some(Wait::new("AttachmentPodNotReady", message));
     }
-    None
+    for_operation(observed).filter(|_| target::runs(observed))
+}
+
+/// Returns the operation on the data of the VM that goes first.
+fn for_operation(observed: &Observed) -> Option<Wait> {
+    let message = format!("the data of the VM must hold still: {}", observed.held.as_ref()?);
+    Some(Wait::new("OperationInProgress", message).at_once())
 }
 
 /// Returns why there is no target pod.
@@ -133,10 +139,8 @@ fn for_place(observed: &Observed, vmi: &VirtualMachineInstance) -> Option<Wait> 
         let message = format!("the last migrations of the VMI failed; the next attempt is at {until}");
         return Some(Wait::new("Backoff", message));
     }
-    if let Some(holder) = &observed.held {
-        return Some(
-            Wait::new("OperationInProgress", format!("the data of the VM must hold still: {holder}")).at_once(),
-        );
+    if let Some(wait) = for_operation(observed) {
+        return Some(wait);
     }
     let limits = &observed.config.migrations;
     match observed.full.as_ref() {

@@ -174,14 +174,21 @@ fn release(vm: &VirtualMachine, uid: &str) -> Vec<Effect> {
 fn advance(observed: &Observed, decision: &mut Decision) -> Stage {
     let Some(vm) = observed.vm.as_deref() else { return Stage::NoSource };
     let snapshot = &*observed.snapshot;
+    let uid = snapshot.metadata.uid.as_deref().unwrap_or_default();
     if vm_lease::is_held_by(vm, &snapshot.metadata) {
-        if observed.content.is_none() {
-            create_content(observed, vm, decision);
+        if observed.content.is_some() {
+            return Stage::Locked;
         }
-        return Stage::Locked;
+        // A migration that was handed over in the instant of the lock goes first.
+        let Some(text) = source::movement(observed, vm) else {
+            create_content(observed, vm, decision);
+            return Stage::Locked;
+        };
+        decision.wake(RETRY);
+        decision.effects.extend(release(vm, uid));
+        return Stage::NotLocked(text);
     }
     decision.wake(RETRY);
-    let uid = snapshot.metadata.uid.as_deref().unwrap_or_default();
     if let Some(refusal) = source::refusal(observed, vm, decision) {
         if refusal.is_empty() {
             return Stage::New;

@@ -118,12 +118,8 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
             text.push_str(&format!(" source {path} volume {}: {several}", volume.name));
         }
     }
-    let moves =
-        |vmi: &VirtualMachineInstance| vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
     match observed.live() {
-        Some(vmi) if moves(vmi) => text.push_str(&format!(" source {path} moves its volumes")),
-        Some(vmi) if vmi.is_migrating() => text.push_str(&format!(" source {path} is migrating")),
-        Some(_) => {}
+        Some(_) => text.extend(movement(observed, vm)),
         // The claims that the template names may lack what the former ones have.
         None if volume_migration::needs_recovery(vm, observed.vmi.as_deref()) => {
             text.push_str(&format!(" source {path} has volumes that an interrupted migration did not move"));
@@ -132,6 +128,20 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
     }
     // Without the blank of a read that is under way, with which each read would change the status twice.
     (!text.is_empty()).then(|| text.trim_end().to_owned())
+}
+
+/// Returns the text about a guest that moves, or whose move virt-handler can begin at any time.
+pub(super) fn movement(observed: &Observed, vm: &VirtualMachine) -> Option<String> {
+    let vmi = observed.live()?;
+    let moves_volumes = vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
+    let text = if moves_volumes {
+        "moves its volumes"
+    } else if vmi.is_migrating() || vmi.is_handed_off() {
+        "is migrating"
+    } else {
+        return None;
+    };
+    Some(format!(" source {} {text}", Key::of(&vm.metadata)))
 }
 
 fn is_deleting(volume: &SourceVolume) -> bool {

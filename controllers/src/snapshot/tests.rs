@@ -208,6 +208,7 @@ fn refusals_name_what_is_in_the_way() {
     };
     let running = || live(&json!({"phase": "Running"}));
     let migrating = live(&json!({"phase": "Running", "migrationState": {"startTimestamp": "2030-01-01T00:00:00Z"}}));
+    let handed = live(&json!({"phase": "Running", "migrationState": {"migrationUid": "m"}}));
     let pending = json!({"status": {"phase": "Pending"}});
     let deleted = json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}});
     let restored = vm(&json!({"status": {"operation": {"operation": "Restore", "name": "r", "uid": "r"}}}));
@@ -223,6 +224,9 @@ fn refusals_name_what_is_in_the_way() {
         (vm(&json!({})), running(), gone, " source n/v volume doesnt exist: c"),
         (vm(&json!({})), running(), several, " source n/v volume root: 2 matching VolumeSnapshotClasses for d"),
         (vm(&json!({})), migrating, volume(&json!({}), &[]), " source n/v is migrating"),
+        (vm(&json!({})), handed.clone(), volume(&json!({}), &[]), " source n/v is migrating"),
+        // Both took place at once.
+        (held(), handed, volume(&json!({}), &[]), " source n/v is migrating"),
         (vm(&deleted), running(), volume(&json!({}), &[]), " source n/v is being deleted"),
         (restored, running(), volume(&json!({}), &[]), " restore \"r\" in progress"),
         // Its template names claims that lack what the former ones have.
@@ -241,6 +245,7 @@ fn refusals_name_what_is_in_the_way() {
         assert_eq!(progressing["status"], "False");
         assert!(shown(&decision.effects).contains(&"event SnapshotSourceNotLocked".to_owned()), "{text}");
         assert_eq!(decision.wake_after, Some(RETRY));
+        assert!(!shown(&decision.effects).contains(&"create content".to_owned()), "{text}");
     }
 }
 

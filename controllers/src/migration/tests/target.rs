@@ -377,3 +377,24 @@ fn volume_that_was_removed_leaves_the_guest_before_a_migration() {
         assert!(created_pod(&decision).is_none(), "{phase} {device}");
     }
 }
+
+#[test]
+fn migration_with_a_target_pod_waits_for_the_end_of_a_snapshot() {
+    let vmi = vmi(&json!({}));
+    let pods = [source(), target(&json!({}))];
+    // Phase, the snapshot is taken, phases that are entered; the migration is handed over.
+    for (phase, is_held, expected, is_handed_over) in [
+        ("Scheduling", true, &[][..], false),
+        ("Scheduling", false, &["Scheduled"], true),
+        ("Scheduled", true, &[], false),
+    ] {
+        let migration = migration(phase, &json!({}));
+        let held = is_held.then(|| "snapshot \"s\" in progress".to_owned());
+        let decision = decide(&Observed { held, ..observed(&migration, Some(&vmi), &pods) }).unwrap();
+        assert_eq!(entered(&decision, 1), expected, "{phase} {is_held}");
+        assert_eq!(patch_of(&decision, Kind::Instance).is_some(), is_handed_over, "{phase} {is_held}");
+        let patch = patch_of(&decision, Kind::Migration).unwrap_or_default();
+        let waits = patch["status"]["conditions"][0]["reason"] == "OperationInProgress";
+        assert_eq!(waits, is_held && phase == "Scheduling", "{phase} {is_held}");
+    }
+}
