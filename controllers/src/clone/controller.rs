@@ -1,8 +1,12 @@
 //! The clone controller: its watches and observations.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use api::{VirtualMachine, clone::VirtualMachineClone, constants::annotation, owner};
+use daemon::lock;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Observed, clones_vm, restore_name, snapshot_name, target_name};
@@ -10,10 +14,15 @@ use crate::{
     cache::Key,
     resources::{Caches, Resource, clones::CloneIndex, needs},
     runtime::{Attempt, Controller, Decision, Needs, Wake},
+    silence::Signs,
 };
 
 /// The controller of VirtualMachineClones.
-pub(crate) struct Clones;
+#[derive(Default)]
+pub(crate) struct Clones {
+    /// Objects that clones miss, by the UIDs of the clones.
+    missing: Arc<Mutex<Signs>>,
+}
 
 /// Returns the key of the clone that controls an object.
 fn clone_of(metadata: &ObjectMeta) -> Option<Key> {
@@ -45,6 +54,10 @@ impl Controller for Clones {
 
     fn watch(&self, caches: &Arc<Caches>, wake: &Wake) {
         wake.objects_of(&caches.vm_clones);
+        let missing = self.missing.clone();
+        caches.vm_clones.listen(move |(former, present)| {
+            lock(&missing).forget_gone(former.map(|clone| &clone.metadata), present.map(|clone| &clone.metadata));
+        });
         let clones = caches.vm_clones.clone();
         wake.on(&caches.vms, move |former, present| {
             // A VM changes often. Its clones wait for this alone.
@@ -90,17 +103,21 @@ impl Controller for Clones {
         let restore = restore.filter(|restore| owner::is_controlled_by(&restore.metadata, &*clone));
         let restored = restore.iter().filter_map(|restore| restore.status.as_ref()).flat_map(|status| &status.restores);
         let claims: Vec<String> = restored.map(|restored| restored.persistent_volume_claim.clone()).collect();
-        Some(Observed {
+        let mut observed = Observed {
             source: source.and_then(|source| caches.vms.get(&key(&source.name))),
             target: caches.vms.get(&key(&target_name(&clone))),
             claims: caches.claims_named(&own, claims),
             snapshot,
             content,
             restore,
+            missing_for: None,
             failure: attempt.failures.newest().cloned(),
             now: attempt.now,
             clone,
-        })
+        };
+        let uid = observed.clone.metadata.uid.as_deref().unwrap_or_default();
+        observed.missing_for = lock(&self.missing).note(uid, observed.missing(), Instant::now());
+        Some(observed)
     }
 
     fn subject<'a>(&self, observed: &'a Observed) -> Option<&'a ObjectMeta> {

@@ -22,7 +22,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use api::{
     VirtualMachine,
@@ -45,6 +45,8 @@ const VM: &str = "VirtualMachine";
 const ATTEMPTS: u32 = 8;
 /// Time for which a part of a snapshot can be missing.
 const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+/// Time for which an object that the clone needs can be missing: its watch can be behind that of the clone.
+const MISSING: Duration = Duration::from_secs(10);
 /// Reason under which refused writes are remembered.
 const REFUSED: &str = "CloneRefused";
 /// Characters of the UID at the end of a generated name.
@@ -66,6 +68,8 @@ pub(crate) struct Observed {
     pub target: Option<Arc<VirtualMachine>>,
     /// Claims of the restore that exist.
     pub claims: BTreeMap<String, Arc<CachedClaim>>,
+    /// Time since this process has seen that an object is missing without which the clone cannot go on.
+    pub missing_for: Option<Duration>,
     /// The last write that was refused.
     pub failure: Option<Failure>,
     /// The current time.
@@ -85,6 +89,23 @@ impl Observed {
 
     fn status(&self) -> VirtualMachineCloneStatus {
         self.clone.status.clone().unwrap_or_default()
+    }
+
+    /// Returns the object that the phase requires if it is missing.
+    fn missing(&self) -> Option<&'static str> {
+        match Phase::of(&self.status()) {
+            Phase::Snapshot if clones_vm(&self.clone) && self.snapshot.is_none() => Some("snapshot"),
+            Phase::Restore if self.restore.is_none() => Some("restore"),
+            Phase::Target | Phase::Succeeded if self.target.is_none() => Some("target"),
+            _ => None,
+        }
+    }
+
+    /// Returns the rest of the time for which a missing object is awaited.
+    fn patience(&self) -> Option<Duration> {
+        self.missing()?;
+        let left = MISSING.saturating_sub(self.missing_for.unwrap_or_default());
+        (!left.is_zero()).then_some(left)
     }
 
     /// Returns the metadata of an object that goes with the clone.
@@ -152,6 +173,10 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
         if failure.blocks(observed.now) {
             return Ok(Step::default().wake(failure.remaining(observed.now)));
         }
+    }
+    // The answer to its creation was lost, or another replica has made it.
+    if let Some(left) = observed.patience() {
+        return Ok(Step::default().wake(left));
     }
     match phase {
         Phase::New | Phase::Snapshot => steps::snapshot(observed, phase),

@@ -88,6 +88,7 @@ fn observed(change: &Value) -> Observed {
         restore: None,
         target: None,
         claims: BTreeMap::new(),
+        missing_for: Some(MISSING),
         failure: None,
         now: "2030-01-01T00:01:00Z".parse().unwrap(),
     }
@@ -243,6 +244,20 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
     ] {
         assert_eq!(found, (format!("event {event}"), text.to_owned()));
     }
+}
+
+#[test]
+fn missing_object_is_awaited_for_some_seconds() {
+    for phase in ["SnapshotInProgress", "RestoreInProgress", "CreatingTargetVM", "Succeeded"] {
+        let mut observed = in_phase(phase);
+        assert!(!effects(&observed).is_empty(), "{phase}");
+        observed.missing_for = Some(Duration::from_secs(9));
+        let decision = decide(&observed).unwrap();
+        assert_eq!((decision.effects, decision.wake_after), (vec![], Some(Duration::from_secs(1))), "{phase}");
+    }
+    let mut observed = in_phase("RestoreInProgress");
+    (observed.restore, observed.missing_for) = (Some(restore(&json!({"complete": true}))), None);
+    assert!(!effects(&observed).is_empty());
 }
 
 #[test]

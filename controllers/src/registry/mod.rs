@@ -50,7 +50,7 @@ pub(crate) fn controllers(setup: &Setup) -> Vec<Arc<dyn Run>> {
         runner(setup, Pools::default()),
         runner(setup, HeldVms),
         runner(setup, Restores),
-        runner(setup, Clones),
+        runner(setup, Clones::default()),
         runner(setup, Evacuations::new(setup)),
         runner(setup, DisruptionBudgets),
         runner(setup, Importer::new(setup)),
