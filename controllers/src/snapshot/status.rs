@@ -117,7 +117,7 @@ fn conditions(stage: &Stage, is_ready: bool, status: &mut VirtualMachineSnapshot
         Stage::New => (false, NOT_LOCKED.to_owned()),
         Stage::NoSource => (false, NO_SOURCE.to_owned()),
         Stage::NotLocked(refusal) => (false, format!("{NOT_LOCKED}{refusal}")),
-        Stage::Locked if status.error.is_some() => (false, IN_ERROR.to_owned()),
+        Stage::Locked | Stage::Succeeded if status.error.is_some() => (false, IN_ERROR.to_owned()),
         Stage::Locked => (true, LOCKED.to_owned()),
         Stage::Succeeded => (false, COMPLETE.to_owned()),
         Stage::Failed => (false, FAILED.to_owned()),

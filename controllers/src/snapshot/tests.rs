@@ -374,6 +374,8 @@ fn deleted_content_of_a_complete_snapshot_shows() {
     let status = status(&decide(&observed(done, Some(vm(&json!({}))), None)).unwrap().effects);
     assert_eq!((&status["readyToUse"], &status["phase"]), (&json!(false), &Value::Null));
     assert_eq!(status["error"]["message"], "the content of the snapshot was deleted");
+    let progressing = &status["conditions"][0];
+    assert_eq!((&progressing["status"], &progressing["reason"]), (&json!("False"), &json!("In error state")));
 }
 
 #[test]
