@@ -27,7 +27,7 @@ pub(crate) fn of(caches: &Caches, storage_class: &str) -> Result<Option<String>,
 /// Chooses one of the classes of a driver, which are in the order of their names: the only one, else a default, else one that carries
 /// the annotation of defaults.
 fn choose(storage_class: &str, classes: &[Arc<CachedSnapshotClass>]) -> Result<Option<String>, String> {
-    let marked = |value| classes.iter().find(|class| class.is_default == Some(value));
+    let marked = |value: bool| classes.iter().find(|class| class.is_default == Some(value));
     let chosen = match classes {
         [] => return Ok(None),
         [only] => only,
