@@ -184,11 +184,9 @@ impl Controller for Migrations {
         let is_scheduled = matches!(phase, MigrationPhase::Scheduling | MigrationPhase::Scheduled);
         // Most VMs have no lease, and a VMI without VM never.
         let vm = vmi_key.as_ref().filter(|_| is_pending || is_scheduled).and_then(|key| caches.vms.get(key));
-        let held = vm.and_then(|vm| {
-            let lease = vm_lease::forbids(&vm, lease::Attempt::Migration)?;
-            // A migration with a target pod waits for snapshots only: what others wait for may be its end.
-            (is_pending || lease.operation == VmOperation::Snapshot).then(|| lease.holder())
-        });
+        let held = vm.as_deref().and_then(|vm| vm_lease::forbids(vm, lease::Attempt::Migration));
+        // A migration with a target pod waits for snapshots only: what others wait for may be its end.
+        let held = held.filter(|held| is_pending || held.operation == VmOperation::Snapshot);
         let spec = vmi.as_ref().filter(|_| is_early || is_scheduled);
         let node = vmi.as_ref().and_then(|vmi| node_name(vmi)).map(Key::cluster_wide);
         let is_drained = |pod: &Arc<CachedPod>| {
@@ -220,7 +218,8 @@ impl Controller for Migrations {
             full: (is_pending && !is_admitted).then(|| self.gate.full(key, &config.migrations)).flatten(),
             is_admitted,
             by_status: self.by_status,
-            held,
+            held: held.map(|held| held.holder()),
+            held_since: held.and_then(|held| held.since.as_ref()).map(|since| since.0),
             is_reported: lock(&self.reported).contains(migration.metadata.uid.as_deref().unwrap_or_default()),
             is_target_drained,
             source_node: node.filter(|_| is_pending).and_then(|node| caches.nodes.get(&node)),

@@ -24,6 +24,10 @@ use crate::{resources::vmis::node_name, vmi::leaving_volume};
 const STEP: SignedDuration = SignedDuration::from_mins(5);
 /// Time beyond that of a pending target pod, which is deleted then.
 const AFTER_PENDING: SignedDuration = SignedDuration::from_mins(1);
+/// Time for which a snapshot that goes first is awaited: a bit longer than its default deadline.
+const HELD: SignedDuration = SignedDuration::from_mins(6);
+/// Name of what is awaited then.
+const OPERATION: &str = "the operation on the data of the VM did not end";
 /// Time without a sign of progress. virt-handler writes one each minute.
 const PROGRESS: SignedDuration = SignedDuration::from_mins(10);
 /// The same for virt-handlers of older releases, whose progress shows no time.
@@ -57,6 +61,9 @@ pub(super) fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> 
     let source = || node(state.and_then(|state| state.source_node.as_ref()));
     let (since, limit, what) = match phase {
         MigrationPhase::Pending | MigrationPhase::Scheduling => starting(observed, since)?,
+        MigrationPhase::Scheduled if observed.held.is_some() => {
+            (observed.held_since.map_or(since, |held| held.max(since)), HELD, OPERATION.to_owned())
+        }
         MigrationPhase::Scheduled => (since, STEP, "the hand-off to virt-handler was not possible".to_owned()),
         MigrationPhase::PreparingTarget => {
             let node = node(state.and_then(|state| state.target_node.as_ref()));
@@ -85,10 +92,12 @@ pub(super) fn wait(observed: &Observed, phase: &MigrationPhase) -> Option<Wait> 
 fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedDuration, String)> {
     let pod = observed.target()?;
     let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let is_complete = |vmi| target::runs(observed) && target::has_attachments(observed, vmi);
+    let is_held = observed.held.is_some() && observed.vmi.as_deref().is_some_and(is_complete);
     let what = match observed.vmi.as_deref().and_then(leaving_volume) {
         _ if !target::runs(observed) => format!("target pod {name} did not run"),
         Some(volume) => format!("the guest did not release volume {volume}, which was removed,"),
-        None if observed.held.is_some() => "the operation on the data of the VM did not end".to_owned(),
+        None if is_held => OPERATION.to_owned(),
         None => format!("the attachment pod of target pod {name} was not ready"),
     };
     let attachment = target::attachment(observed).map(|pod| &pod.metadata);
@@ -96,7 +105,11 @@ fn starting(observed: &Observed, since: Timestamp) -> Option<(Timestamp, SignedD
     let created = created.filter_map(|metadata| metadata.creation_timestamp.as_ref()).map(|at| at.0).max();
     let pending = seconds(observed, annotation::MIGRATION_PENDING_TIMEOUT).unwrap_or(target::PENDING_TIMEOUT);
     let limit = SignedDuration::from_secs(pending).saturating_add(AFTER_PENDING);
-    Some((created.map_or(since, |created| created.max(since)), limit, what))
+    let begin = created.map_or(since, |created| created.max(since));
+    // However old the pod is: the migration goes on at the end of the operation.
+    let held = observed.held_since.filter(|_| is_held);
+    let (begin, limit) = held.map_or((begin, limit), |held| (begin.max(held), limit.max(HELD)));
+    Some((begin, limit, what))
 }
 
 /// Returns the sign of life of virt-handler in phase Running. Its silence is counted from the last change.

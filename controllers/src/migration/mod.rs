@@ -81,6 +81,8 @@ pub(crate) struct Observed {
     pub full: Option<Full>,
     /// The operation on the VM's data for which it waits: any before it has a target pod, and a snapshot until it is handed over.
     pub held: Option<String>,
+    /// Time since which it has the VM.
+    pub held_since: Option<Timestamp>,
     /// The event about an unschedulable target pod was emitted.
     pub is_reported: bool,
     /// Node of the VMI.

@@ -211,3 +211,29 @@ fn guest_that_has_moved_makes_the_migration_succeed() {
         assert_eq!(last, "Succeeded", "{phase}");
     }
 }
+
+#[test]
+fn snapshot_that_goes_first_has_its_time_however_old_the_target_pod_is() {
+    let (vmi, pods) = (vmi(&json!({})), [source(), target(&json!({}))]);
+    for (phase, left) in [(MigrationPhase::Scheduling, 660), (MigrationPhase::Scheduled, 60)] {
+        let own = migration(phase.as_str(), &json!({}));
+        let seen = Observed {
+            held: Some("snapshot \"s\" in progress".to_owned()),
+            held_since: Some(now() + SignedDuration::from_mins(15)),
+            now: now() + SignedDuration::from_mins(20),
+            ..observed(&own, Some(&vmi), &pods)
+        };
+        assert_eq!(wait(&seen, &phase).unwrap().left, SignedDuration::from_secs(left), "{phase:?}");
+        assert!(entered(&decide(&seen).unwrap(), 1).is_empty(), "{phase:?}");
+        let free = Observed { held: None, held_since: None, ..seen };
+        if phase == MigrationPhase::Scheduling {
+            assert_eq!(entered(&decide(&free).unwrap(), 1), ["Scheduled"]);
+        }
+    }
+    // The limit that the user has set for the pod is not one of the snapshot.
+    let change = json!({"metadata": {"annotations": {"kubevirt.io/migrationPendingPodTimeoutSeconds": "30"}}});
+    let own = migration("Scheduling", &change);
+    let held = Some("snapshot \"s\" in progress".to_owned());
+    let seen = Observed { held, held_since: Some(now()), ..observed(&own, Some(&vmi), &pods) };
+    assert_eq!(wait(&seen, &MigrationPhase::Scheduling).unwrap().left, SignedDuration::from_mins(6));
+}

@@ -110,6 +110,7 @@ fn observed(
         by_status: false,
         full: None,
         held: None,
+        held_since: None,
         is_reported: false,
         source_node: None,
         is_target_drained: false,
