@@ -124,7 +124,7 @@ pub(super) fn refusal(observed: &Observed, vm: &VirtualMachine, decision: &mut D
         None if volume_migration::needs_recovery(vm, observed.vmi.as_deref()) => {
             text.push_str(&format!(" source {path} has volumes that an interrupted migration did not move"));
         }
-        None => text.push_str(&used(observed, vm, decision)),
+        None => text.push_str(&used(observed, vm, text.is_empty(), decision)),
     }
     // Without the blank of a read that is under way, with which each read would change the status twice.
     (!text.is_empty()).then(|| text.trim_end().to_owned())
@@ -160,9 +160,10 @@ fn is_unpopulated(observed: &Observed, volume: &SourceVolume) -> bool {
     }
 }
 
-/// Returns the text about pods that can write to the claims of a VM that does not run.
-fn used(observed: &Observed, vm: &VirtualMachine, decision: &mut Decision) -> String {
-    let requested = observed.snapshot.metadata.creation_timestamp.as_ref();
+/// Returns the text about pods that can write to the claims of a VM that does not run. `is_last`: nothing else is in the way.
+fn used(observed: &Observed, vm: &VirtualMachine, is_last: bool, decision: &mut Decision) -> String {
+    // The pod for which an unbound claim waited may write to it afterwards.
+    let requested = observed.snapshot.metadata.creation_timestamp.as_ref().filter(|_| is_last);
     let mut pods = Vec::new();
     let mut claims = Vec::new();
     let mut unread = BTreeMap::new();

@@ -428,6 +428,12 @@ fn read_of_pods_does_not_show_in_the_refusal() {
     };
     let text = "Source not locked source n/v volume not bound: c";
     assert_eq!([reason(unread), reason(volume(&pending, &[]))], [text, text]);
+    // The pod for which the claim waits may write to it afterwards.
+    let mut known = volume(&pending, &[]);
+    let read_at = now() - jiff::SignedDuration::from_secs(6);
+    known.users = known.users.map(|users| Arc::new(ClaimUsers { read_at, ..(*users).clone() }));
+    let observed = Observed { volumes: vec![known], ..observed(snapshot(&json!({})), Some(vm(&json!({}))), None) };
+    assert!(matches!(decide(&observed).unwrap().effects.first(), Some(Effect::ReadUsers { .. })));
 }
 
 #[test]
