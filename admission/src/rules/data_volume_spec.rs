@@ -3,11 +3,15 @@
 use api::{
     cdi::{
         DataVolumeSpec,
+        annotation::{CHECK_STATIC_VOLUME, POPULATED_FOR},
         data_volume::{DataVolumeImportSource, DataVolumeSourceHttp, DataVolumeSourceRegistry},
     },
     quantity,
 };
-use k8s_openapi::{api::core::v1::VolumeResourceRequirements, apimachinery::pkg::api::resource::Quantity};
+use k8s_openapi::{
+    api::core::v1::VolumeResourceRequirements,
+    apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta},
+};
 
 use crate::context::FieldErrors;
 
@@ -189,6 +193,21 @@ pub(crate) fn unsupported(root: &str, spec: &DataVolumeSpec) -> FieldErrors {
     }
     if let Some((field, reason)) = source.registry.as_ref().and_then(unsupported_registry) {
         lacks(&format!("source.registry.{field}"), reason);
+    }
+    errors
+}
+
+/// Returns the annotations in the metadata at `root` that the importer does not carry out. It would fill the claim of a volume that the
+/// user wants to keep.
+pub(crate) fn unsupported_annotations(root: &str, metadata: &ObjectMeta) -> FieldErrors {
+    let mut errors = FieldErrors::new();
+    if metadata.annotations.as_ref().is_some_and(|all| all.contains_key(CHECK_STATIC_VOLUME)) {
+        let path = format!("{root}.annotations[{CHECK_STATIC_VOLUME}]");
+        let message = format!(
+            "{path} is not supported yet: {CDI}. Create a claim of this name with spec.volumeName and annotation \
+             {POPULATED_FOR} instead"
+        );
+        errors.not_supported(path, message);
     }
     errors
 }

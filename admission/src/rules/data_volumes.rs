@@ -114,7 +114,10 @@ pub(crate) fn warnings_without_cdi(root: &str, spec: &VirtualMachineSpec) -> Vec
     let mut warnings = Vec::new();
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
         let path = format!("{root}.dataVolumeTemplates[{index}].spec");
-        for error in data_volume_spec::unsupported(&path, &template.spec).as_slice() {
+        let mut errors = data_volume_spec::unsupported(&path, &template.spec);
+        let metadata = format!("{root}.dataVolumeTemplates[{index}].metadata");
+        errors.extend(data_volume_spec::unsupported_annotations(&metadata, &template.metadata));
+        for error in errors.as_slice() {
             warnings.push(format!("the DataVolume cannot be created: {}", error.message));
         }
     }

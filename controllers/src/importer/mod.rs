@@ -254,6 +254,11 @@ fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
     if is_marked || observed.is_restored() {
         return Ok(Step::show(nothing));
     }
+    // Admission refuses it. CDI may have left such a DataVolume behind.
+    if observed.annotated(annotation::CHECK_STATIC_VOLUME).is_some() {
+        let text = format!("annotation {} needs CDI, which is not installed", annotation::CHECK_STATIC_VOLUME);
+        return Ok(refused(nothing, text));
+    }
     let source = match source::source(volume) {
         Ok(source) => source,
         Err(text) => return Ok(refused(nothing, text)),

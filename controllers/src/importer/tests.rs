@@ -426,6 +426,10 @@ fn volume_that_others_fill_waits_for_its_claim() {
         writes(&decide(&observed(&copied)).unwrap())[..2],
         ["patch datavolumes", "create persistentvolumeclaims"]
     );
+    // CDI left it behind: a volume that exists may be meant.
+    let fixed = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.checkStaticVolume": "true"}}});
+    assert_eq!(writes(&decide(&observed(&fixed)).unwrap()), ["patch datavolumes/status"]);
+    assert_eq!(shown(&observed(&fixed)), ("Pending".to_owned(), "Error".to_owned()));
     let deleting = json!({"metadata": {"deletionTimestamp": at(1).to_string()}});
     let step = next(&Observed { claim: claim("Bound", &deleting), ..observed(&begun()) }).unwrap().unwrap();
     assert_eq!(step.shown.unwrap().bound.reason, "ErrResourceMarkedForDeletion");

@@ -69,7 +69,8 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     }
     let Some(old) = context.old_object::<DataVolume>()? else {
         let volume: DataVolume = context.object()?;
-        let mut errors = field_errors(&volume.spec);
+        let mut errors = field_errors(&volume.spec)
+            .or_else(|errors| errors.extend(spec_rules::unsupported_annotations("metadata", &volume.metadata)));
         if errors.is_empty() {
             validate_target(context, &volume, &mut errors)?;
         }

@@ -1,3 +1,4 @@
+use api::cdi::annotation::CHECK_STATIC_VOLUME;
 use serde_json::{Value, json};
 
 use super::{PERMITTED_CLONE, RESOLVED_REFERENCE};
@@ -152,10 +153,35 @@ fn manifest_with_a_resolved_reference_can_be_written_again() {
     assert_eq!(found, volume(resolved(), json!({"source": {"blank": {}}})));
 }
 
-/// Returns the warnings about a template with this source. `served` are the kinds of CDI that the cluster has.
+#[test]
+fn annotation_about_a_static_volume_is_refused() {
+    let annotated = |key: &str| json!({"name": "d", "annotations": {key: ""}});
+    for (metadata, is_refused) in [
+        (json!({"name": "d"}), false),
+        (annotated("cdi.kubevirt.io/allowClaimAdoption"), false),
+        (annotated(CHECK_STATIC_VOLUME), true),
+    ] {
+        let errors =
+            super::spec_rules::unsupported_annotations("metadata", &serde_json::from_value(metadata.clone()).unwrap());
+        let fields: Vec<&str> = errors.as_slice().iter().map(|error| error.field.as_str()).collect();
+        let expected = "metadata.annotations[cdi.kubevirt.io/storage.checkStaticVolume]";
+        assert_eq!(fields, if is_refused { vec![expected] } else { vec![] }, "{metadata}");
+        // The VM is accepted.
+        let blank = json!({"blank": {}});
+        let warnings = warned_about(&metadata, &blank, &["datavolumes"]);
+        assert_eq!(warnings.iter().any(|warning| warning.contains(expected)), is_refused, "{metadata}");
+        assert!(warned_about(&metadata, &blank, &["datavolumes", "cdis"]).is_empty(), "{metadata}");
+    }
+}
+
 fn warned(source: &Value, served: &[&str]) -> Vec<String> {
+    warned_about(&json!({"name": "d"}), source, served)
+}
+
+/// Returns the warnings about a template with this source. `served` are the kinds of CDI that the cluster has.
+fn warned_about(metadata: &Value, source: &Value, served: &[&str]) -> Vec<String> {
     let storage = json!({"resources": {"requests": {"storage": "1Gi"}}});
-    let template = json!({"metadata": {"name": "d"}, "spec": {"source": source, "storage": storage}});
+    let template = json!({"metadata": metadata, "spec": {"source": source, "storage": storage}});
     let vm = json!({"dataVolumeTemplates": [template], "template": {"spec": {"domain": {"devices": {}}}}});
     let spec: api::VirtualMachineSpec = serde_json::from_value(vm).unwrap();
     let mut lookups = Lookups::new();
