@@ -97,6 +97,7 @@ impl Controller for Importer {
         Some(Observed {
             claim,
             pod,
+            is_csi: class.as_ref().is_some_and(|class| clone::facts::is_csi(caches, class)),
             class,
             profile,
             warning: caches.claim_warnings.get(attempt.key),

@@ -75,6 +75,8 @@ pub(crate) struct Observed {
     pub pod: Option<Arc<CachedImportPod>>,
     /// Storage class of the claim, or the one that it gets.
     pub class: Option<Arc<CachedStorageClass>>,
+    /// The provisioner of that class is a CSI driver.
+    pub is_csi: bool,
     /// Profile of that class.
     pub profile: Option<Arc<CachedStorageProfile>>,
     /// The importer begins imports.
@@ -302,7 +304,8 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         return Ok(adopt(observed, claim, shown));
     }
     let source = source::source(&observed.volume);
-    if claim.is_filled_for(name) || source == Ok(Source::External) || !observed.is_made(claim) {
+    let is_external = source == Ok(Source::External);
+    if claim.is_filled_for(name) || (is_external && observed.is_csi) || !observed.is_made(claim) {
         return Ok(import::succeeded(observed, claim, shown, None));
     }
     if claim.phase == "Lost" {
@@ -310,6 +313,9 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         let about = Kind::DataVolume.reference(&observed.volume.metadata);
         let event = Effect::Event(Event::warning(about, "ErrClaimLost", message));
         return Ok(Step::show(Shown { phase: phase::FAILED, ..shown }).after([event]).after(observed.delete_pod()));
+    }
+    if is_external {
+        return Ok(without_driver(claim, shown));
     }
     let source = match source {
         Ok(source) => source,
@@ -330,6 +336,13 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
     };
     let step = binding::explained(observed, claim, step);
     Ok(Step { before: begin.into_iter().chain(step.before).collect(), ..step })
+}
+
+/// Shows that nobody fills a claim: provisioners without a CSI driver ignore the data source and make an empty volume.
+fn without_driver(claim: &CachedClaim, shown: Shown) -> Step {
+    let class = claim.storage_class.as_deref().unwrap_or_default();
+    let text = format!("No CSI drivers were found: External population not supported: storage class {class:?}");
+    Step::show(Shown { bound: Fact::no(reason::NO_DRIVER, text), ..shown }).wake(RETRY)
 }
 
 /// Returns condition Bound of a claim.

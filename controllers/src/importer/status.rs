@@ -41,6 +41,8 @@ pub(crate) mod reason {
     pub(crate) const QUOTA: &str = "ErrExceededQuota";
     /// The claim cannot be rendered, or is refused.
     pub(crate) const CLAIM_NOT_VALID: &str = "ErrClaimNotValid";
+    /// No CSI driver fills the claim from the object that it names.
+    pub(crate) const NO_DRIVER: &str = "NoCSIDriverForExternalPopulation";
     /// An object of somebody else has the name.
     pub(crate) const EXISTS: &str = "ErrResourceExists";
     /// The object of the name is being deleted.
@@ -200,19 +202,20 @@ pub(crate) fn events(volume: &DataVolume, shown: &Shown) -> Vec<Effect> {
 /// Returns true for the reason of an error. Those of quotas are none, as with CDI: others may free them.
 fn is_error(reason: &str) -> bool {
     let is_clone = reason.starts_with("Clone");
-    reason != reason::QUOTA
-        && (is_clone || reason.contains("Err") || [reason::IMAGE_PULL, reason::UNSCHEDULABLE].contains(&reason))
+    let others = [reason::IMAGE_PULL, reason::UNSCHEDULABLE, reason::NO_DRIVER];
+    reason != reason::QUOTA && (is_clone || reason.contains("Err") || others.contains(&reason))
 }
 
 /// Returns the reason of an event. Reasons of kubelet are shown in the condition only.
 fn known(reason: &str) -> Option<&'static str> {
-    const ALL: [&str; 18] = [
+    const ALL: [&str; 19] = [
         reason::BOUND,
         reason::PENDING,
         reason::LOST,
         reason::NOT_FOUND,
         reason::QUOTA,
         reason::CLAIM_NOT_VALID,
+        reason::NO_DRIVER,
         reason::EXISTS,
         reason::DELETING,
         reason::ERROR,

@@ -30,6 +30,7 @@ fn observed(change: &Value) -> Observed {
         claim: None,
         pod: None,
         class: Some(Arc::new(CachedStorageClass { metadata, ..CachedStorageClass::default() })),
+        is_csi: false,
         profile: None,
         begins: true,
         beside_cdi: false,
@@ -438,8 +439,15 @@ fn volume_that_others_fill_waits_for_its_claim() {
         json!({"spec": {"source": null, "storage": {"dataSource": {"kind": "VolumeSnapshot", "name": "s"}}}});
     let decision = decide(&observed(&external)).unwrap();
     assert_eq!(writes(&decision), ["create persistentvolumeclaims", "patch datavolumes/status"]);
-    let made = Observed { claim: claim("Pending", &json!({})), ..observed(&external) };
-    assert_eq!(shown(&made).0, "Succeeded");
+    // The provisioner of a class without a CSI driver makes an empty volume.
+    for (phase, is_csi, shows) in
+        [("Pending", true, "Succeeded"), ("Pending", false, "Pending"), ("Bound", false, "Pending")]
+    {
+        let made = Observed { claim: claim(phase, &json!({})), is_csi, ..observed(&external) };
+        assert_eq!(shown(&made).0, shows, "{phase} {is_csi}");
+        let bound = next(&made).unwrap().unwrap().shown.unwrap().bound;
+        assert_eq!(bound.reason == "NoCSIDriverForExternalPopulation", !is_csi, "{phase} {is_csi}");
+    }
 }
 
 #[test]

@@ -101,7 +101,7 @@ pub(in crate::importer) fn facts(
             provisioner: class.provisioner.clone(),
             is_late: class.is_late,
             copies: class.copies || profile(class).is_some_and(|profile| profile.copies),
-            is_csi: caches.csi_drivers.get(&Key::cluster_wide(class.provisioner.clone())).is_some(),
+            is_csi: is_csi(caches, class),
         }),
         snapshot: is_snapshot.then(|| caches.snapshots.get(&key)).flatten(),
         volume: is_remote.then(|| caches.volumes.by(&VolumeIndex::DataVolume(uid)).into_iter().next()).flatten(),
@@ -117,6 +117,11 @@ pub(in crate::importer) fn facts(
         pod,
         key,
     })
+}
+
+/// Returns true if the provisioner of a class is a CSI driver.
+pub(in crate::importer) fn is_csi(caches: &Caches, class: &CachedStorageClass) -> bool {
+    caches.csi_drivers.get(&Key::cluster_wide(class.provisioner.clone())).is_some()
 }
 
 /// Returns true if no DataVolume is filling the claim.

@@ -315,7 +315,9 @@ fn begin(observed: &Observed<'_>) -> Begin {
     let by_driver = made.or(recorded.map(|strategy| strategy == strategy::DRIVER));
     if made != Some(true) && !observed.is_copying {
         if let Err(hold) = source::check(observed) {
-            return waits(hold);
+            // No watch shows a storage class or driver that appears.
+            let wake = matches!(observed.source, Source::Snapshot(_)).then_some(RETRY);
+            return Begin::Wait(Next { wake, ..Next::hold(phase::SCHEDULED, hold) });
         }
         if let Source::Claim(Some(claim)) = observed.source
             && let Some(next) = in_use(observed, claim)

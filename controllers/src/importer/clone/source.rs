@@ -76,7 +76,7 @@ pub(super) fn check(observed: &Observed<'_>) -> Result<(), Hold> {
         Source::Snapshot(snapshot) if !snapshot.ok_or_else(missing)?.ready => {
             return Err(Hold::bound("Pending", format!("VolumeSnapshot {key} is not ready to use")));
         }
-        Source::Snapshot(_) => {}
+        Source::Snapshot(_) => has_driver(observed, key)?,
     }
     // Last, so that nobody learns the state of a source without the right to clone it.
     match observed.source.size().zip(requested(observed.spec)) {
@@ -89,6 +89,24 @@ pub(super) fn check(observed: &Observed<'_>) -> Result<(), Hold> {
         )),
         _ => Ok(()),
     }
+}
+
+/// Rejects a class without a CSI driver for the clone of a snapshot: its provisioner would ignore the data source and make an empty
+/// volume. Another driver than that of the snapshot refuses it.
+fn has_driver(observed: &Observed<'_>, key: &Key) -> Result<(), Hold> {
+    let lacks = match observed.class {
+        Some(class) if class.is_csi => return Ok(()),
+        Some(_) => "has no CSI driver",
+        None => "does not exist",
+    };
+    let class = observed.spec.storage_class_name.as_deref().unwrap_or("(default)");
+    Err(Hold::bound(
+        "CloneValidationFailed",
+        format!(
+            "The clone doesn't meet the validation requirements: storage class {class} {lacks}; a clone of VolumeSnapshot \
+             {key} needs the CSI driver of the snapshot"
+        ),
+    ))
 }
 
 fn is_complete(claim: &CachedClaim, observed: &Observed<'_>, key: &Key) -> Result<(), Hold> {

@@ -54,6 +54,7 @@ fn observed(claim: &str, pod: Option<&str>) -> importer::Observed {
         claim: None,
         pod: None,
         class: Some(Arc::new(class)),
+        is_csi: true,
         profile: None,
         begins: true,
         beside_cdi: false,

@@ -322,6 +322,26 @@ fn strategy_of_another_clone_is_none() {
 }
 
 #[test]
+fn snapshot_is_not_cloned_to_a_class_without_a_driver() {
+    let snapshot = || Some(Some(CachedSnapshot { ready: true, ..CachedSnapshot::default() }));
+    for namespace in ["user", "golden"] {
+        // Also after the strategy is recorded.
+        for recorded in ["", "csi-clone"] {
+            let clone = world(namespace).recorded(recorded).with(|w| {
+                (w.snapshot, w.is_begun) = (snapshot(), !recorded.is_empty());
+            });
+            assert_eq!(reason(&clone.decide()), None, "{namespace} {recorded}");
+            let next = clone.with(|w| w.class.is_csi = false).decide();
+            assert_eq!((reason(&next), next.wake), (Some("CloneValidationFailed"), Some(RETRY)));
+            assert_eq!((&next.work, next.effects.len()), (&Work::None, 0), "{namespace} {recorded}");
+            let message = next.hold.unwrap().message;
+            assert!(message.contains("storage class fast has no CSI driver"), "{message}");
+            assert!(message.contains(&format!("VolumeSnapshot {namespace}/disk")), "{message}");
+        }
+    }
+}
+
+#[test]
 fn driver_clones_in_the_same_namespace() {
     let next = world("user").recorded("csi-clone").decide();
     let Work::Provision(source) = next.work else { panic!("{next:?}") };
