@@ -54,12 +54,17 @@ fn was_moving(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool
 
 /// Returns true until somebody decides which claims a VM continues with whose volumes did not arrive at the new ones.
 pub(crate) fn needs_recovery(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
-    vm.condition(MANUAL_RECOVERY_REQUIRED).is_some_and(Condition::is_true) || is_interrupted(vm, vmi)
+    let migrated = vm.status.as_ref().and_then(recorded);
+    vm.condition(MANUAL_RECOVERY_REQUIRED).is_some_and(Condition::is_true)
+        || migrated.is_some_and(|migrated| is_interrupted(vm, vmi, migrated))
 }
 
-/// Returns true if the VMI of a VM has ended while its volumes moved, so that none of the claims may hold all data.
-fn is_interrupted(vm: &VirtualMachine, vmi: Option<&VirtualMachineInstance>) -> bool {
-    let Some(migrated) = vm.status.as_ref().and_then(recorded) else { return false };
+/// Returns true if the VMI of a VM has ended while these volumes moved, so that none of the claims may hold all data.
+fn is_interrupted(
+    vm: &VirtualMachine,
+    vmi: Option<&VirtualMachineInstance>,
+    migrated: &[StorageMigratedVolumeInfo],
+) -> bool {
     let has_ended = vmi.is_none_or(VirtualMachineInstance::is_final);
     has_ended && is_open(vm, migrated) && was_moving(vm, vmi)
 }
@@ -71,16 +76,17 @@ pub(crate) fn update_state(
     status: &mut VirtualMachineStatus,
     now: &Time,
 ) {
-    let live = vmi.filter(|vmi| !vmi.is_final()).and_then(|vmi| vmi.status.as_ref());
-    if let Some(live) = live.filter(|live| !live.migrated_volumes.is_empty()) {
-        let state = VolumeMigrationState { migrated_volumes: live.migrated_volumes.iter().map(shown).collect() };
+    // A VMI can end before the VM has recorded that its volumes move.
+    let moving = vmi.filter(|vmi| !vmi.is_final() || vmi.has_true(VOLUMES_CHANGE)).and_then(|vmi| vmi.status.as_ref());
+    if let Some(moving) = moving.filter(|moving| !moving.migrated_volumes.is_empty()) {
+        let state = VolumeMigrationState { migrated_volumes: moving.migrated_volumes.iter().map(shown).collect() };
         status.volume_update_state = Some(VolumeUpdateState { volume_migration_state: Some(state) });
     }
     let Some(migrated) = recorded(status) else { return };
     if !is_open(vm, migrated) {
         status.volume_update_state = None;
         remove(&mut status.conditions, MANUAL_RECOVERY_REQUIRED);
-    } else if is_interrupted(vm, vmi) {
+    } else if is_interrupted(vm, vmi, migrated) {
         set(&mut status.conditions, Condition::new(MANUAL_RECOVERY_REQUIRED, true, INTERRUPTED, "", now));
     }
 }

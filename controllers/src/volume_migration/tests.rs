@@ -338,6 +338,10 @@ fn vm_records_the_move_and_its_interruption() {
         (migration, "a-new", Value::Null, json!([]), running(&shown("True")), true, false),
         (migration, "a-new", state.clone(), shown("True"), ended(&shown("True")), true, true),
         (migration, "a-new", state.clone(), shown("True"), None, true, true),
+        // The VMI ended before the move was recorded.
+        (migration, "a-new", Value::Null, json!([]), ended(&shown("True")), true, true),
+        (migration, "a-old", Value::Null, json!([]), ended(&shown("True")), false, false),
+        (migration, "a-new", Value::Null, json!([]), ended(&shown("False")), false, false),
         // The move was complete.
         (migration, "a-new", state.clone(), json!([]), None, true, false),
         (migration, "a-new", state.clone(), shown("True"), ended(&json!([])), true, false),
