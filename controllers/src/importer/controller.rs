@@ -128,13 +128,51 @@ fn filled_by(pod: &CachedImportPod) -> Option<Key> {
     Some(Key::beside(&pod.metadata, volume.name.clone()))
 }
 
-/// Returns the storage class of a claim to be made: the one that the DataVolume names, or the default.
+/// Returns the storage class of a claim to be made: the one that the DataVolume names, or the default. A literal spec without a class gets
+/// that of Kubernetes, which knows no other default.
 fn class(caches: &Caches, volume: &DataVolume) -> Option<Arc<CachedStorageClass>> {
     if let Some(name) = claim::class_name(volume) {
         return caches.storage_classes.get(&Key::cluster_wide(name));
     }
-    let is_archive = volume.spec.content_type.as_deref() == Some("archive");
+    let is_for_vms = volume.spec.pvc.is_none() && volume.spec.content_type.as_deref() != Some("archive");
     let virt = || newest(caches.storage_classes.by(&StorageClassIndex::VirtDefault));
     let default = || newest(caches.storage_classes.by(&StorageClassIndex::Default));
-    if is_archive { default() } else { virt().or_else(default) }
+    if is_for_vms { virt().or_else(default) } else { default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::storage::v1::StorageClass;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn default_class_of_vms_is_for_disks_whose_claim_is_completed() {
+        let caches = Caches::default();
+        for (name, key) in [
+            ("kubernetes", "storageclass.kubernetes.io/is-default-class"),
+            ("vms", "storageclass.kubevirt.io/is-default-virt-class"),
+            ("other", "x"),
+        ] {
+            let class = json!({"metadata": {"name": name, "annotations": {key: "true"}}, "provisioner": "p"});
+            caches.storage_classes.observe(serde_json::from_value::<StorageClass>(class).unwrap().into());
+        }
+        let claim = |class: Option<&str>| json!({"storageClassName": class, "resources": {}});
+        let found = |spec: &Value| {
+            let object = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+                "metadata": {"name": "d", "namespace": "n"}, "spec": spec});
+            let class = class(&caches, &serde_json::from_value(object).unwrap());
+            class.and_then(|class| class.metadata.name.clone())
+        };
+        for (spec, expected) in [
+            (json!({"storage": claim(None)}), "vms"),
+            (json!({"storage": claim(Some("other"))}), "other"),
+            (json!({"storage": claim(None), "contentType": "archive"}), "kubernetes"),
+            (json!({"pvc": claim(None)}), "kubernetes"),
+            (json!({"pvc": claim(Some("other"))}), "other"),
+        ] {
+            assert_eq!(found(&spec).as_deref(), Some(expected), "{spec}");
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub(in crate::importer) struct Facts {
     pub is_filled: bool,
     /// Provisioner of the source.
     pub provisioner: Option<String>,
-    /// The class of the target.
+    /// The class of the claim that is made from the source.
     pub class: Option<Class>,
     /// The temporary claim.
     pub temporary: Option<Arc<CachedClaim>>,
@@ -94,6 +94,9 @@ pub(in crate::importer) fn facts(
     let profile = |class: &CachedStorageClass| {
         caches.storage_profiles.get(&Key::cluster_wide(class.metadata.name.clone().unwrap_or_default()))
     };
+    // The temporary claim tells the class that it got, which is the default of its time if the DataVolume names none.
+    let of_made = temporary.as_ref().and_then(|claim| named(claim.storage_class.as_ref()?));
+    let class = of_made.as_deref().or(class);
     Some(Facts {
         is_filled: claim.as_ref().is_none_or(|claim| is_filled(caches, claim)),
         provisioner: claim.as_ref().and_then(|claim| Some(named(claim.storage_class.as_ref()?)?.provisioner.clone())),
