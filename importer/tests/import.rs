@@ -230,6 +230,14 @@ async fn failures_of_the_server_are_named() {
         assert!(error.to_string().contains(message), "{path}: {error}");
         assert!(pod.is_clean(), "{path}");
     }
+    // The address of a redirect is shown without what it may be signed with.
+    for (path, message) in [
+        ("/to-signed", "/signed returned 403 Forbidden"),
+        ("/to-signed-ftp", "redirects to ftp://a/b, which is neither HTTP nor HTTPS"),
+    ] {
+        let error = pod.import(&task(Source::Http(http(server.url(path))))).await.unwrap_err().to_string();
+        assert!(error.contains(message) && !error.contains("s3cr3t"), "{path}: {error}");
+    }
     for url in ["ftp://a/b", "nothing"] {
         let error = pod.import(&task(Source::Http(http(url.to_owned())))).await.unwrap_err();
         assert!(error.to_string().contains("is invalid"), "{error}");

@@ -59,7 +59,7 @@ impl Client {
         headers.insert(USER_AGENT, HeaderValue::from_static("virt-importer"));
         // Offsets of ranges are those of the file.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        if !url.username().is_empty() {
+        if !url.username().is_empty() || url.password().is_some() {
             authenticate(&mut headers, &decode(url.username()), &decode(url.password().unwrap_or_default()))?;
             // Neither is part of messages.
             let _ = (url.set_username(""), url.set_password(None));
@@ -95,6 +95,18 @@ impl Client {
         self.url.as_str()
     }
 
+    /// Returns an address for messages. That of a redirect is often signed, so that it loses the parts that may be secret: messages are
+    /// shown in conditions and events.
+    fn shown(&self, url: &Url) -> String {
+        let mut url = url.clone();
+        if url != self.url {
+            let _ = (url.set_username(""), url.set_password(None));
+            url.set_query(None);
+            url.set_fragment(None);
+        }
+        url.to_string()
+    }
+
     /// Requests the file from an offset on, if its validator is still the same. Follows redirects.
     pub(super) async fn get(
         &self,
@@ -122,39 +134,39 @@ impl Client {
                 return if answer.status().is_success() {
                     Ok(answer)
                 } else {
-                    Err(SourceError::Status { url: url.to_string(), status: answer.status() })
+                    Err(SourceError::Status { url: self.shown(&url), status: answer.status() })
                 };
             }
             url = self.redirect(&url, &answer)?;
         }
-        Err(SourceError::Redirects { url: self.url.to_string(), limit: REDIRECTS, last: url.to_string() })
+        Err(SourceError::Redirects { url: self.url.to_string(), limit: REDIRECTS, last: self.shown(&url) })
     }
 
     async fn send(&self, url: &Url, headers: HeaderMap) -> Result<Response<Incoming>, SourceError> {
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = url.as_str().parse().map_err(|error: http::uri::InvalidUri| SourceError::Url {
-            url: url.to_string(),
+            url: self.shown(url),
             reason: error.to_string(),
         })?;
         *request.headers_mut() = headers;
         match timeout(self.silence, self.pool.request(request)).await {
-            Ok(answer) => answer.map_err(|error| SourceError::Connect { url: url.to_string(), reason: chain(&error) }),
-            Err(_) => Err(SourceError::Silent { url: url.to_string(), after: self.silence }),
+            Ok(answer) => answer.map_err(|error| SourceError::Connect { url: self.shown(url), reason: chain(&error) }),
+            Err(_) => Err(SourceError::Silent { url: self.shown(url), after: self.silence }),
         }
     }
 
     fn redirect(&self, from: &Url, answer: &Response<Incoming>) -> Result<Url, SourceError> {
         let location = answer.headers().get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
-        let rejected = |reason| SourceError::Redirect { url: from.to_string(), to: location.to_owned(), reason };
+        let rejected = |to: String, reason| SourceError::Redirect { url: self.shown(from), to, reason };
         if location.is_empty() {
-            return Err(SourceError::Status { url: from.to_string(), status: answer.status() });
+            return Err(SourceError::Status { url: self.shown(from), status: answer.status() });
         }
-        let to = from.join(location).map_err(|_| rejected("which is no URL"))?;
+        let to = from.join(location).map_err(|_| rejected("a location".to_owned(), "which is no URL"))?;
         match to.scheme() {
             "https" => Ok(to),
             "http" if from.scheme() == "http" || self.may_downgrade => Ok(to),
-            "http" => Err(rejected("which is not encrypted; set a checksum to allow that")),
-            _ => Err(rejected("which is neither HTTP nor HTTPS")),
+            "http" => Err(rejected(self.shown(&to), "which is not encrypted; set a checksum to allow that")),
+            _ => Err(rejected(self.shown(&to), "which is neither HTTP nor HTTPS")),
         }
     }
 }
