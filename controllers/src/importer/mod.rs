@@ -144,6 +144,13 @@ impl Observed {
         self.annotated(annotation::BIND_IMMEDIATE).is_some()
     }
 
+    /// Returns true while the claim that could not be filled exists: another pod would fail as well. Its deletion begins anew.
+    fn keeps_failure(&self) -> bool {
+        let temporary = self.clone.as_ref().and_then(|facts| facts.temporary.as_ref());
+        let mut claims = self.claim.iter().chain(temporary);
+        !self.begins || claims.any(|claim| claim.metadata.deletion_timestamp.is_none() && !self.is_handed_over(claim))
+    }
+
     fn annotate(&self, annotations: &Value) -> Effect {
         Effect::merge(Kind::DataVolume, &self.volume.metadata, json!({"metadata": {"annotations": annotations}}))
     }
@@ -220,7 +227,14 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
         return Ok(None);
     }
     match (observed.volume.phase(), &observed.claim) {
-        (DataVolumePhase::Failed, _) => Ok(Some(Step::default().after(observed.delete_pod()))),
+        (DataVolumePhase::Failed, _) if observed.keeps_failure() => {
+            Ok(Some(Step::default().after(observed.delete_pod())))
+        }
+        // The claim is made once this is shown, so that it is never taken for the one that could not be filled.
+        (DataVolumePhase::Failed, None) => {
+            let running = Some(Fact::no(reason::PENDING, ""));
+            Ok(Some(Step::show(Shown { running, ..without() }).after(observed.delete_pod())))
+        }
         (DataVolumePhase::Succeeded, Some(claim))
             if claim.metadata.deletion_timestamp.is_none()
                 && !observed.is_made_again(claim)
@@ -239,10 +253,14 @@ fn tidy(observed: &Observed) -> Step {
     Step::default().after(observed.release()).after(clone::drive::release(&observed.volume)).after(pod)
 }
 
+/// Returns the state of a DataVolume that has no claim.
+fn without() -> Shown {
+    Shown { phase: phase::PENDING, bound: Fact::no(reason::NOT_FOUND, "No PVC found"), ..Shown::default() }
+}
+
 fn without_claim(observed: &Observed) -> Result<Step, serde_json::Error> {
     let volume = &observed.volume;
-    let nothing =
-        Shown { phase: phase::PENDING, bound: Fact::no(reason::NOT_FOUND, "No PVC found"), ..Shown::default() };
+    let nothing = without();
     // One that has filled a former claim.
     if let Some(pod) = &observed.pod {
         let delete = (!pod.is_deleting()).then(|| Effect::delete(Kind::Pod, &pod.metadata));

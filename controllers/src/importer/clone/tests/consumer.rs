@@ -129,3 +129,12 @@ fn pod_is_made_beside_the_temporary_claim_and_leaves_before_the_hand_over() {
     };
     assert_eq!((name.as_str(), shown), ("pv", json!(phase::REBIND)));
 }
+
+#[test]
+fn clone_that_failed_is_not_repeated_while_its_temporary_claim_exists() {
+    let mut failed = observed("Pending", None);
+    Arc::make_mut(&mut failed.volume).status = Some(serde_json::from_value(json!({"phase": "Failed"})).unwrap());
+    assert!(decide(&failed).unwrap().is_settled());
+    failed.clone.as_mut().unwrap().temporary = None;
+    assert!(!decide(&failed).unwrap().is_settled());
+}
