@@ -240,17 +240,31 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
                 && !observed.is_made_again(claim)
                 && !observed.is_handed_over(claim) =>
         {
-            Ok(Some(tidy(observed)))
+            Ok(Some(tidy(observed, claim)))
         }
         (_, Some(claim)) => with_claim(observed, claim).map(Some),
         (_, None) => without_claim(observed).map(Some),
     }
 }
 
-/// Removes what is left of an import that succeeded.
-fn tidy(observed: &Observed) -> Step {
+/// Removes what is left of an import that succeeded, and shows what becomes of its claim.
+fn tidy(observed: &Observed, claim: &CachedClaim) -> Step {
     let pod = observed.delete_pod().filter(|_| !pod::is_retained(&observed.volume));
-    Step::default().after(observed.release()).after(clone::drive::release(&observed.volume)).after(pod)
+    let step = Step::default().after(observed.release()).after(clone::drive::release(&observed.volume)).after(pod);
+    // CDI shows the claims of its DataVolumes.
+    if !(observed.begins && observed.is_controlled(claim)) {
+        return step;
+    }
+    let bound = bound(claim, observed.name());
+    let shown = Shown { phase: phase::SUCCEEDED, bound, has_claim: true, ..Shown::default() };
+    if claim.phase == "Lost" { lost(observed, shown) } else { Step { shown: Some(shown), ..step } }
+}
+
+/// Shows that the volume of the claim is lost.
+fn lost(observed: &Observed, shown: Shown) -> Step {
+    let about = Kind::DataVolume.reference(&observed.volume.metadata);
+    let event = Effect::Event(Event::warning(about, "ErrClaimLost", format!("PVC {} lost", observed.name())));
+    Step::show(Shown { phase: phase::FAILED, ..shown }).after([event]).after(observed.delete_pod())
 }
 
 /// Returns the state of a DataVolume that has no claim.
@@ -327,10 +341,7 @@ fn with_claim(observed: &Observed, claim: &CachedClaim) -> Result<Step, serde_js
         return Ok(import::succeeded(observed, claim, shown, None));
     }
     if claim.phase == "Lost" {
-        let message = format!("PVC {name} lost");
-        let about = Kind::DataVolume.reference(&observed.volume.metadata);
-        let event = Effect::Event(Event::warning(about, "ErrClaimLost", message));
-        return Ok(Step::show(Shown { phase: phase::FAILED, ..shown }).after([event]).after(observed.delete_pod()));
+        return Ok(lost(observed, shown));
     }
     if is_external {
         return Ok(without_driver(claim, shown));

@@ -20,3 +20,30 @@ fn deletion_of_a_claim_that_could_not_be_filled_begins_anew() {
         "cdi.kubevirt.io/createdForDataVolume": null, "cdi.kubevirt.io/storage.populatedFor": "d"}}});
     assert_eq!(shown_of(&failed(claim("Bound", &restored))).0, "Succeeded");
 }
+
+#[test]
+fn claim_of_a_filled_volume_is_followed() {
+    let filled = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.populatedFor": "d"}}});
+    let of = |phase: &str, status: &Value| Observed {
+        claim: claim(phase, &filled),
+        ..observed(&json!({"status": status}))
+    };
+    let mut known = json!({"phase": "Succeeded"});
+    for (phase, shows, reason) in
+        [("Pending", "Succeeded", "Pending"), ("Bound", "Succeeded", "Bound"), ("Lost", "Failed", "ClaimLost")]
+    {
+        let seen = of(phase, &known);
+        let step = next(&seen).unwrap().unwrap();
+        let is_event = |effect: &Effect| matches!(effect, Effect::Event(event) if event.reason == "ErrClaimLost");
+        assert_eq!(step.after.iter().any(is_event), phase == "Lost", "{phase}");
+        let shown = step.shown.unwrap();
+        assert_eq!((shown.phase, shown.bound.reason.as_str()), (shows, reason));
+        known = serde_json::to_value(status::status(&seen.volume, &shown, seen.now)).unwrap();
+        assert!(decide(&of(phase, &known)).unwrap().is_settled(), "{phase}");
+    }
+    // CDI shows it.
+    let mut change = begun();
+    change["status"] = json!({"phase": "Succeeded"});
+    let beside = Observed { begins: false, claim: claim("Pending", &filled), ..observed(&change) };
+    assert_eq!(writes(&decide(&beside).unwrap()), ["patch datavolumes"]);
+}
