@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use api::{cdi::DataVolume, owner};
+use api::{VirtualMachine, cdi::DataVolume, owner};
 use daemon::config::ConfigHandle;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::{api::core::v1::Toleration, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 use super::{Observed, claim, clone, pod, source};
 use crate::{
@@ -54,6 +54,7 @@ impl Controller for Importer {
         Resource::Snapshots,
         Resource::CsiDrivers,
         Resource::StorageProfiles,
+        Resource::Vms,
     ]);
     type Caches = Caches;
     type Observed = Observed;
@@ -104,6 +105,7 @@ impl Controller for Importer {
             clone,
             begins,
             beside_cdi: self.mode == ImporterMode::On && !begins,
+            tolerations: tolerations(caches, &volume),
             percent: progress,
             image: self.image.clone(),
             pull_policy: self.config.current().image_pull_policy.clone(),
@@ -126,6 +128,14 @@ impl Controller for Importer {
 fn filled_by(pod: &CachedImportPod) -> Option<Key> {
     let volume = owner::controller_of_kind::<DataVolume>(&pod.metadata)?;
     Some(Key::beside(&pod.metadata, volume.name.clone()))
+}
+
+/// Returns the tolerations of the VM that controls a DataVolume.
+fn tolerations(caches: &Caches, volume: &DataVolume) -> Vec<Toleration> {
+    let owner = owner::controller_of_kind::<VirtualMachine>(&volume.metadata);
+    let vm = owner.and_then(|owner| caches.vms.get(&Key::beside(&volume.metadata, owner.name.clone())));
+    let vm = vm.filter(|vm| owner::is_controlled_by(&volume.metadata, &**vm));
+    vm.and_then(|vm| vm.spec.template.spec.as_ref().map(|spec| spec.tolerations.clone())).unwrap_or_default()
 }
 
 /// Returns the storage class of a claim to be made: the one that the DataVolume names, or the default. A literal spec without a class gets
@@ -173,6 +183,22 @@ mod tests {
             (json!({"pvc": claim(Some("other"))}), "other"),
         ] {
             assert_eq!(found(&spec).as_deref(), Some(expected), "{spec}");
+        }
+    }
+
+    #[test]
+    fn pod_tolerates_what_the_vm_of_its_disk_does() {
+        let caches = Caches::default();
+        let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+            "metadata": {"name": "m", "namespace": "n", "uid": "u"},
+            "spec": {"template": {"spec": {"domain": {"devices": {}}, "tolerations": [{"key": "vms"}]}}}});
+        caches.vms.observe(serde_json::from_value(vm).unwrap());
+        for (name, uid, tolerates) in [("m", "u", true), ("m", "former", false), ("other", "u", false)] {
+            let owner = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": name, "uid": uid, "controller": true});
+            let object = json!({"apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
+                "metadata": {"name": "d", "namespace": "n", "ownerReferences": [owner]}, "spec": {}});
+            let found = tolerations(&caches, &serde_json::from_value(object).unwrap());
+            assert_eq!(found.len(), usize::from(tolerates), "{name} {uid}");
         }
     }
 }

@@ -62,6 +62,7 @@ pub(super) fn step(
             claim,
             owner,
             content,
+            tolerations: &observed.tolerations,
             image: &observed.image,
             pull_policy: &observed.pull_policy,
         },

@@ -40,6 +40,7 @@ use api::{
     owner,
 };
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Toleration;
 use serde_json::{Value, json};
 
 pub(crate) use self::{controller::Importer, data_source::DataSources};
@@ -87,6 +88,8 @@ pub(crate) struct Observed {
     pub warning: Option<Arc<ClaimWarning>>,
     /// The objects of a clone.
     clone: Option<clone::facts::Facts>,
+    /// Tolerations of the VM that controls the DataVolume.
+    pub tolerations: Vec<Toleration>,
     /// Progress of the pod in percent.
     pub percent: Option<f64>,
     /// Image of the importer.

@@ -17,7 +17,7 @@ use importer::task::{
 use k8s_openapi::{
     api::core::v1::{
         Container, EmptyDirVolumeSource, EnvVar, LocalObjectReference, Pod, PodSecurityContext, PodSpec,
-        SecurityContext, Volume,
+        SecurityContext, Toleration, Volume,
     },
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
@@ -74,6 +74,8 @@ pub(crate) struct Inputs<'a> {
     pub owner: OwnerReference,
     /// The content.
     pub content: Content<'a>,
+    /// Those of the VM that gets the disk. Its claim may be on nodes that only they admit to.
+    pub tolerations: &'a [Toleration],
     /// Image of the importer.
     pub image: &'a str,
     /// When kubelet pulls it.
@@ -104,6 +106,7 @@ pub(crate) fn render(inputs: &Inputs<'_>) -> Result<Pod, String> {
             priority_class_name: set(spec.priority_class_name.clone()).or_else(|| set(annotated(PRIORITY_CLASS))),
             restart_policy: Some("OnFailure".to_owned()),
             image_pull_secrets: pull_secret,
+            tolerations: (!inputs.tolerations.is_empty()).then(|| inputs.tolerations.to_vec()),
             // The images are built for it.
             node_selector: Some(map([("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")])),
             security_context: Some(PodSecurityContext {
@@ -301,6 +304,7 @@ mod tests {
             claim: &claim("d", block),
             owner: Kind::DataVolume.owner_reference(&volume.metadata),
             content,
+            tolerations: &[Toleration { key: Some("vms".to_owned()), ..Toleration::default() }],
             image: "importer:1",
             pull_policy: "IfNotPresent",
         };
@@ -326,6 +330,7 @@ mod tests {
             (&spec["automountServiceAccountToken"], &spec["restartPolicy"]),
             (&json!(false), &json!("OnFailure"))
         );
+        assert_eq!(spec["tolerations"], json!([{"key": "vms"}]));
         assert_eq!((&spec["serviceAccountName"], &spec["priorityClassName"]), (&json!("builder"), &json!("low")));
         let own = &spec["containers"][0]["securityContext"];
         assert_eq!(
@@ -412,6 +417,7 @@ mod tests {
                 claim: &claim("d", false),
                 owner: OwnerReference::default(),
                 content: Content::Http(volume.spec.source.as_ref().unwrap().http.as_ref().unwrap()),
+                tolerations: &[],
                 image: "i",
                 pull_policy: "Always",
             };

@@ -189,6 +189,7 @@ fn run(
         claim: target,
         owner: Kind::DataVolume.owner_reference(&observed.volume.metadata),
         content,
+        tolerations: &observed.tolerations,
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
@@ -221,6 +222,7 @@ fn run_remote(
         // An API server may ask for a right to block the deletion of claims, which virt-controller lacks.
         owner: OwnerReference { block_owner_deletion: None, ..Kind::Claim.owner_reference(&temporary.metadata) },
         content,
+        tolerations: &[],
         image: &observed.image,
         pull_policy: &observed.pull_policy,
     };
@@ -256,7 +258,7 @@ fn consume(
 }
 
 /// Returns the DataVolume without what its author may not choose for a pod in the namespace of the source: service account, priority
-/// and networks.
+/// and networks. Tolerations are left out there as well.
 fn unprivileged(volume: &DataVolume) -> DataVolume {
     let mut volume = volume.clone();
     volume.metadata.annotations = None;

@@ -38,6 +38,7 @@ fn observed(change: &Value) -> Observed {
         beside_cdi: false,
         warning: None,
         clone: None,
+        tolerations: Vec::new(),
         percent: None,
         image: "importer:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),

@@ -78,6 +78,7 @@ fn observed(claim: &str, pod: Option<&str>) -> importer::Observed {
             users: None,
             warning: None,
         }),
+        tolerations: Vec::new(),
         percent: None,
         image: "importer:1".to_owned(),
         pull_policy: "IfNotPresent".to_owned(),
