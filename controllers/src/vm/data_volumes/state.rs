@@ -20,6 +20,8 @@ const PROGRESS_STEP: u32 = 10;
 const QUOTA: &str = "ErrExceededQuota";
 /// Reason of a clone whose source does not exist.
 const NO_SOURCE: &str = "CloneWithoutSource";
+/// Reason of a claim that names its content, which its storage class cannot provide.
+const NO_DRIVER: &str = "NoCSIDriverForExternalPopulation";
 /// Beginnings of the phases in which a pod or the storage fills the claim, or the content is handed over.
 const FILLING: [&str; 6] = ["Import", "Clone", "CSIClone", "Rebind", "SnapshotForSmartClone", "PrepClaim"];
 
@@ -152,7 +154,7 @@ fn refusal(data_volume: &DataVolume) -> Option<Refusal> {
         data_volume.condition(type_).filter(|known| known.status != "True" && reasons.contains(&reason(known)))
     };
     let is_early = matches!(data_volume.phase(), DataVolumePhase::Unset | DataVolumePhase::Pending);
-    let bound = is("Bound", &["ErrClaimNotValid", NO_SOURCE, "CloneValidationFailed"]);
+    let bound = is("Bound", &["ErrClaimNotValid", NO_SOURCE, NO_DRIVER, "CloneValidationFailed"]);
     let bound = bound.or_else(|| is("Bound", &[QUOTA]).filter(|_| is_early));
     let found = bound.or_else(|| is("Running", &[QUOTA, "ErrStartingPod"]))?;
     let is_quota = reason(found) == QUOTA;

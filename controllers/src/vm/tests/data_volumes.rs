@@ -239,6 +239,7 @@ fn refused_steps_show_in_condition_failure() {
         (refused("", "Bound", "ErrClaimNotValid"), Some(""), "cannot be filled"),
         (refused("CloneScheduled", "Bound", "CloneWithoutSource"), Some(""), "cannot be filled"),
         (refused("CloneScheduled", "Bound", "CloneValidationFailed"), Some(""), "cannot be filled"),
+        (refused("Pending", "Bound", "NoCSIDriverForExternalPopulation"), Some(""), "cannot be filled"),
         (refused("Pending", "Bound", "Pending"), None, ""),
     ] {
         let vm = with_template("Always", &Value::Null);
