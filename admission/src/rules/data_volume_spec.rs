@@ -3,7 +3,7 @@
 use api::{
     cdi::{
         DataVolumeSpec,
-        annotation::{CHECK_STATIC_VOLUME, POPULATED_FOR},
+        annotation::{CHECK_STATIC_VOLUME, POPULATED_FOR, PRE_POPULATED},
         data_volume::{DataVolumeImportSource, DataVolumeSourceHttp, DataVolumeSourceRegistry},
     },
     quantity,
@@ -201,7 +201,9 @@ pub(crate) fn unsupported(root: &str, spec: &DataVolumeSpec) -> FieldErrors {
 /// user wants to keep.
 pub(crate) fn unsupported_annotations(root: &str, metadata: &ObjectMeta) -> FieldErrors {
     let mut errors = FieldErrors::new();
-    if metadata.annotations.as_ref().is_some_and(|all| all.contains_key(CHECK_STATIC_VOLUME)) {
+    let has = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
+    // The claim of one that somebody else fills is waited for.
+    if has(CHECK_STATIC_VOLUME) && !has(PRE_POPULATED) {
         let path = format!("{root}.annotations[{CHECK_STATIC_VOLUME}]");
         let message = format!(
             "{path} is not supported yet: {CDI}. Create a claim of this name with spec.volumeName and annotation \

@@ -69,10 +69,10 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
     }
     let Some(old) = context.old_object::<DataVolume>()? else {
         let volume: DataVolume = context.object()?;
-        let mut errors = field_errors(&volume.spec)
-            .or_else(|errors| errors.extend(spec_rules::unsupported_annotations("metadata", &volume.metadata)));
-        if errors.is_empty() {
-            validate_target(context, &volume, &mut errors)?;
+        let mut errors = field_errors(&volume.spec);
+        // A claim that exists is taken over or waited for, and not filled.
+        if errors.is_empty() && !validate_target(context, &volume, &mut errors)? {
+            errors.extend(spec_rules::unsupported_annotations("metadata", &volume.metadata));
         }
         return Ok(context.decide(errors, vec![]));
     };
@@ -141,12 +141,12 @@ fn change_errors(new: &DataVolumeSpec, old: &DataVolumeSpec) -> FieldErrors {
     errors
 }
 
-/// Rejects a DataVolume with the name of a claim that it does not take over.
-fn validate_target(context: &Context<'_>, volume: &DataVolume, errors: &mut FieldErrors) -> Result<(), LookupError> {
+/// Rejects a DataVolume with the name of a claim that it does not take over. Returns true if there is a claim of the name.
+fn validate_target(context: &Context<'_>, volume: &DataVolume, errors: &mut FieldErrors) -> Result<bool, LookupError> {
     let namespace = context.namespace();
-    let Some(name) = volume.metadata.name.as_deref().filter(|name| !name.is_empty()) else { return Ok(()) };
+    let Some(name) = volume.metadata.name.as_deref().filter(|name| !name.is_empty()) else { return Ok(false) };
     let query = ObjectQuery::get("", "v1", "persistentvolumeclaims", Some(namespace), name);
-    let Some(claim) = context.lookups.get_as::<PersistentVolumeClaim>(&query)? else { return Ok(()) };
+    let Some(claim) = context.lookups.get_as::<PersistentVolumeClaim>(&query)? else { return Ok(false) };
     let text = |annotations: &Option<BTreeMap<String, String>>, key: &str| {
         annotations.as_ref().and_then(|annotations| annotations.get(key).cloned())
     };
@@ -157,7 +157,7 @@ fn validate_target(context: &Context<'_>, volume: &DataVolume, errors: &mut Fiel
     if !adopts && !populated && !controlled {
         errors.duplicate("metadata.name", format!("Destination PVC {namespace}/{name} already exists"));
     }
-    Ok(())
+    Ok(true)
 }
 
 fn annotated<'a>(object: &'a Value, key: &str) -> Option<&'a str> {

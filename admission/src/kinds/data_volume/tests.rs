@@ -1,4 +1,4 @@
-use api::cdi::annotation::CHECK_STATIC_VOLUME;
+use api::cdi::annotation::{CHECK_STATIC_VOLUME, PRE_POPULATED};
 use serde_json::{Value, json};
 
 use super::{PERMITTED_CLONE, RESOLVED_REFERENCE};
@@ -156,8 +156,10 @@ fn manifest_with_a_resolved_reference_can_be_written_again() {
 #[test]
 fn annotation_about_a_static_volume_is_refused() {
     let annotated = |key: &str| json!({"name": "d", "annotations": {key: ""}});
+    let restored = json!({"name": "d", "annotations": {CHECK_STATIC_VOLUME: "", PRE_POPULATED: "d"}});
     for (metadata, is_refused) in [
         (json!({"name": "d"}), false),
+        (restored, false),
         (annotated("cdi.kubevirt.io/allowClaimAdoption"), false),
         (annotated(CHECK_STATIC_VOLUME), true),
     ] {
