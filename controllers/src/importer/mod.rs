@@ -154,6 +154,17 @@ impl Observed {
         !self.begins || claims.any(|claim| claim.metadata.deletion_timestamp.is_none() && !self.is_handed_over(claim))
     }
 
+    /// Returns true for a claim with content whose volume was lost and is there again.
+    fn is_back(&self, claim: &CachedClaim) -> bool {
+        let shown = self.volume.condition("Bound").and_then(|bound| bound.reason.as_deref());
+        self.begins
+            && shown == Some(reason::LOST)
+            && claim.phase == "Bound"
+            && claim.metadata.deletion_timestamp.is_none()
+            && !claim.populating
+            && self.is_controlled(claim)
+    }
+
     fn annotate(&self, annotations: &Value) -> Effect {
         Effect::merge(Kind::DataVolume, &self.volume.metadata, json!({"metadata": {"annotations": annotations}}))
     }
@@ -230,6 +241,7 @@ fn next(observed: &Observed) -> Result<Option<Step>, serde_json::Error> {
         return Ok(None);
     }
     match (observed.volume.phase(), &observed.claim) {
+        (DataVolumePhase::Failed, Some(claim)) if observed.is_back(claim) => Ok(Some(tidy(observed, claim))),
         (DataVolumePhase::Failed, _) if observed.keeps_failure() => {
             Ok(Some(Step::default().after(observed.delete_pod())))
         }

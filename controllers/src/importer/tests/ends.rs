@@ -41,6 +41,10 @@ fn claim_of_a_filled_volume_is_followed() {
         known = serde_json::to_value(status::status(&seen.volume, &shown, seen.now)).unwrap();
         assert!(decide(&of(phase, &known)).unwrap().is_settled(), "{phase}");
     }
+    // The volume is there again, with its content or without.
+    assert_eq!(shown(&of("Bound", &known)).0, "Succeeded");
+    let empty = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.pod.phase": "Pending"}}});
+    assert!(decide(&Observed { claim: claim("Bound", &empty), ..of("Bound", &known) }).unwrap().is_settled());
     // CDI shows it.
     let mut change = begun();
     change["status"] = json!({"phase": "Succeeded"});
