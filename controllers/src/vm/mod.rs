@@ -180,8 +180,10 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     let creates =
         |effect: &Effect| matches!(effect, Effect::CreateDataVolume { creation, .. } if !creation.adopts_claim);
     let changes_soon = changes_instance || decision.effects.iter().any(creates);
-    // A failed start is counted before its VMI is deleted: a VMI without a pod disappears at once.
-    let counts = owned.is_some_and(|instance| *instance.phase() == VmiPhase::Failed);
+    // A failed start is counted, and an interrupted move of volumes shown, before the VMI is deleted: a VMI without a pod disappears
+    // at once.
+    let has_failed = |instance: &VirtualMachineInstance| *instance.phase() == VmiPhase::Failed;
+    let counts = owned.is_some_and(|instance| has_failed(instance) || volume_migration::ended_while_moving(instance));
     if changes_soon && error.is_none() && !counts {
         return Ok(decision);
     }
@@ -220,7 +222,8 @@ fn decide(observed: &Observed) -> Result<Decision, serde_json::Error> {
     Ok(decision)
 }
 
-/// Writes the status of a VM, or waits for a change of its VMI that is about to follow. `counts`: the status counts a failed start.
+/// Writes the status of a VM, or waits for a change of its VMI that is about to follow. `counts`: the status tells
+/// something about a VMI that has ended, which is known from that VMI alone.
 fn write_status(
     (vm, wanted): (&VirtualMachine, &VirtualMachine),
     follows: Option<Duration>,
@@ -242,7 +245,7 @@ fn write_status(
         Some(event) => change.on_success(event),
         None => change,
     };
-    // Before the VMI is deleted: otherwise a failure would be lost if this process ended now.
+    // Before the VMI is deleted: otherwise that would be lost if this process ended now.
     let deletes = |effect: &Effect| counts && matches!(effect, Effect::Delete { kind: Kind::Instance, .. });
     let at = decision.effects.iter().position(deletes).unwrap_or(decision.effects.len());
     decision.effects.insert(at, change);

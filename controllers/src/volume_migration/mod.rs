@@ -34,7 +34,7 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-pub(crate) use self::state::{needs_recovery, update_state};
+pub(crate) use self::state::{ended_while_moving, needs_recovery, update_state};
 use crate::{
     data_volumes::{DataVolumes, Readiness, described},
     resources::{

@@ -69,6 +69,11 @@ fn is_interrupted(
     has_ended && is_open(vm, migrated) && was_moving(vm, vmi)
 }
 
+/// Returns true for a VMI that has ended while its volumes moved.
+pub(crate) fn ended_while_moving(vmi: &VirtualMachineInstance) -> bool {
+    vmi.is_final() && vmi.has_true(VOLUMES_CHANGE)
+}
+
 /// Updates the volume migration and condition ManualRecoveryRequired in the status of a VM.
 pub(crate) fn update_state(
     vm: &VirtualMachine,
@@ -77,7 +82,7 @@ pub(crate) fn update_state(
     now: &Time,
 ) {
     // A VMI can end before the VM has recorded that its volumes move.
-    let moving = vmi.filter(|vmi| !vmi.is_final() || vmi.has_true(VOLUMES_CHANGE)).and_then(|vmi| vmi.status.as_ref());
+    let moving = vmi.filter(|vmi| !vmi.is_final() || ended_while_moving(vmi)).and_then(|vmi| vmi.status.as_ref());
     if let Some(moving) = moving.filter(|moving| !moving.migrated_volumes.is_empty()) {
         let state = VolumeMigrationState { migrated_volumes: moving.migrated_volumes.iter().map(shown).collect() };
         status.volume_update_state = Some(VolumeUpdateState { volume_migration_state: Some(state) });

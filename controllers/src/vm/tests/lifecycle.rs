@@ -208,6 +208,30 @@ fn failed_vmi_of_rerun_on_failure_is_noted_for_a_start_before_it_is_deleted() {
 }
 
 #[test]
+fn interrupted_move_of_volumes_is_shown_before_the_vmi_is_deleted() {
+    let volumes = json!([{"name": "a", "persistentVolumeClaim": {"claimName": "new"}}]);
+    let disks = json!([{"name": "a", "disk": {}}]);
+    let template = json!({"spec": {"volumes": volumes, "domain": {"devices": {"disks": disks}}}});
+    let spec = json!({"runStrategy": "Always", "updateVolumesStrategy": "Migration", "template": template});
+    let vm = vm(&spec, &json!({"runStrategy": "Always"}));
+    let moved =
+        json!([{"volumeName": "a", "sourcePVCInfo": {"claimName": "old"}, "destinationPVCInfo": {"claimName": "new"}}]);
+    for (moves, is_shown) in [("True", true), ("False", false)] {
+        let mut ended = instance(&vm, "Succeeded");
+        let status = ended.status.as_mut().unwrap();
+        status.migrated_volumes = serde_json::from_value(moved.clone()).unwrap();
+        status.conditions = serde_json::from_value(json!([{"type": "VolumesChange", "status": moves}])).unwrap();
+        let decision = decided(&vm, Some(&ended));
+        let at = |is: fn(&Effect) -> bool| decision.effects.iter().position(is);
+        let shown = at(|effect| matches!(effect, Effect::Patch { subresource: Some("status"), .. }));
+        let deleted = at(|effect| matches!(effect, Effect::Delete { kind: Kind::Instance, .. }));
+        assert!(deleted.is_some() && (shown.is_some() && shown < deleted) == is_shown, "{moves} {decision:?}");
+        let conditions = status_patch(&decision)["conditions"].to_string();
+        assert_eq!(conditions.contains("ManualRecoveryRequired"), is_shown, "{moves} {conditions}");
+    }
+}
+
+#[test]
 fn vm_switched_to_rerun_on_failure_is_started_even_after_a_delay() {
     let vm = with_strategy("RerunOnFailure", &json!({"runStrategy": "Halted"}));
     let failure = Failure {
