@@ -52,6 +52,7 @@ impl Controller for Importer {
         Resource::Namespaces,
         Resource::Volumes,
         Resource::Snapshots,
+        Resource::SnapshotClasses,
         Resource::CsiDrivers,
         Resource::StorageProfiles,
         Resource::Vms,

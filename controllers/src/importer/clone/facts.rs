@@ -15,6 +15,7 @@ use crate::{
         claims::CachedClaim,
         data_volumes::DataVolumeIndex,
         import_pods::CachedImportPod,
+        snapshot_classes::SnapshotClassIndex,
         snapshots::CachedSnapshot,
         storage_classes::CachedStorageClass,
         volumes::{CachedVolume, VolumeIndex},
@@ -122,9 +123,11 @@ pub(in crate::importer) fn facts(
     })
 }
 
-/// Returns true if the provisioner of a class is a CSI driver.
+/// Returns true if the provisioner of a class is a CSI driver. Drivers need no `CSIDriver` object; a class of snapshots names others.
 pub(in crate::importer) fn is_csi(caches: &Caches, class: &CachedStorageClass) -> bool {
-    caches.csi_drivers.get(&Key::cluster_wide(class.provisioner.clone())).is_some()
+    let provisioner = &class.provisioner;
+    caches.csi_drivers.get(&Key::cluster_wide(provisioner.clone())).is_some()
+        || !caches.snapshot_classes.by(&SnapshotClassIndex::Driver(provisioner.clone())).is_empty()
 }
 
 /// Returns true if no DataVolume is filling the claim.
