@@ -11,7 +11,7 @@ use crate::{Connection, Error, failed_while, guest::read, lifecycle::body, objec
 const DUMP_OVERHEAD: i64 = 100 << 20;
 /// CDI's configuration.
 const CDI_CONFIG: &str = "/apis/cdi.kubevirt.io/v1beta1/cdiconfigs/config";
-/// Part of a claim that virt-api assumes for the file system without CDI's configuration.
+/// Part of a claim that the file system uses without CDI's configuration.
 const DEFAULT_OVERHEAD: f64 = 0.055;
 /// The same, by CDI's default.
 const CDI_OVERHEAD: f64 = 0.06;
@@ -157,7 +157,7 @@ fn with_end(error: Error, claim: &Created, end: &str) -> Error {
     }
 }
 
-/// Returns the part of a claim that virt-api assumes for the file system of this storage class.
+/// Returns the part of a claim that the file system of this storage class uses.
 async fn overhead(connection: &Connection, class: Option<&str>) -> Result<f64, Error> {
     match connection.find(CDI_CONFIG).await {
         Ok(Some(config)) => Ok(configured_overhead(&config, class)),
@@ -202,6 +202,9 @@ fn claim(name: &str, size: i64, options: &Options) -> Value {
 }
 
 /// Returns the bytes that a claim must have for the memory of a VMI, in whole MiB. `overhead`: the part for the file system.
+///
+/// virt-api adds this part of the dump to it, as KubeVirt does. That is less than this part of the claim, and too little for guests of
+/// many GiB.
 #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "MAX_CLAIM is exact")]
 fn size(vmi: &Value, overhead: f64) -> Option<i64> {
     let bytes = |value: &Value| api::quantity::units(&Quantity(value.as_str()?.to_owned())).ok();

@@ -1,7 +1,7 @@
 //! `virtualmachines/memorydump`: writes the guest's memory to a claim.
 //!
-//! The claim must have room for the memory that the VMI requests, another 100 MiB, and the overhead of the file system: the
-//! fraction in CDI's configuration, or 5.5 % without CDI.
+//! The claim must be as large as the memory that the VMI requests, another 100 MiB, and the overhead of the file system on both:
+//! the fraction in CDI's configuration, or 5.5 % without CDI. virtctl creates claims of exactly this size.
 
 use api::{
     VirtualMachine, VirtualMachineInstance, hotplug,
@@ -10,7 +10,7 @@ use api::{
 };
 use axum::{body::Body, response::Response};
 use http::Request;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::api::resource::Quantity};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject},
@@ -39,8 +39,12 @@ pub(super) static SPECIFICATION: Specification = Specification {
 const MAX_VOLUME_NAME: usize = 63;
 /// Bytes of a dump in addition to the memory.
 const DUMP_OVERHEAD: i64 = 100 << 20;
-/// Fraction of a claim that the file system uses without CDI's configuration.
+/// Fraction that is added for the file system without CDI's configuration.
 const DEFAULT_FILE_SYSTEM_OVERHEAD: f64 = 0.055;
+/// Unit of the size that a claim needs.
+const MEBIBYTE: f64 = 1_048_576.0;
+/// Unit of the size of a claim, as the reference compares and prints it.
+const KILO: i64 = 1000;
 
 /// Returns the claim of the dump.
 fn claim(vm: &VirtualMachine, options: &MemoryDumpOptions) -> Result<String, ApiError> {
@@ -60,18 +64,28 @@ fn claim(vm: &VirtualMachine, options: &MemoryDumpOptions) -> Result<String, Api
 
 /// Rejects a claim that has no room for the dump. `cdi`: CDI's configuration, if there is one.
 fn decide(vmi: &VirtualMachineInstance, claim: &PersistentVolumeClaim, cdi: Option<&Value>) -> Result<(), ApiError> {
-    let size = memory_dump::claim_size(claim)?;
-    let memory = memory_dump::claim_bytes(claim, vmi.spec.domain.resources.requests.get("memory"))?;
+    let kilobytes = memory_dump::claim_size(claim)?.saturating_add(KILO - 1) / KILO;
+    let requested = vmi.spec.domain.resources.requests.get("memory");
+    let memory = memory_dump::claim_bytes(claim, requested)?;
     let class = claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref());
-    let needed = inflated(memory.saturating_add(DUMP_OVERHEAD), overhead(cdi, class));
-    if size < needed {
-        let (size, needed) = (api::quantity::bytes(size).0, api::quantity::bytes(needed).0);
+    let needed = with_overhead(memory.saturating_add(DUMP_OVERHEAD), overhead(cdi, class));
+    if kilobytes.saturating_mul(KILO) < needed {
+        let size = api::quantity::canonical(&Quantity(format!("{kilobytes}k")));
+        let needed = like(requested, needed);
         return Err(memory_dump::claim_conflict(claim, format!("pvc size [{size}] should be bigger then [{needed}]")));
     }
     Ok(())
 }
 
-/// Returns the fraction of a claim of a storage class that its file system uses, 0 to 1.
+/// Returns a number of bytes with a binary suffix, or with a decimal one if the memory of the VMI has none.
+fn like(memory: Option<&Quantity>, bytes: i64) -> String {
+    match memory {
+        Some(memory) if !memory.0.ends_with('i') => api::quantity::canonical(&Quantity(bytes.to_string())),
+        _ => api::quantity::bytes(bytes).0,
+    }
+}
+
+/// Returns the fraction that is added for the file system of a claim of a storage class, 0 to 1.
 fn overhead(cdi: Option<&Value>, class: Option<&str>) -> f64 {
     let Some(overheads) = cdi.map(|cdi| &cdi["status"]["filesystemOverhead"]) else {
         return DEFAULT_FILE_SYSTEM_OVERHEAD;
@@ -84,9 +98,12 @@ fn overhead(cdi: Option<&Value>, class: Option<&str>) -> f64 {
         .unwrap_or(DEFAULT_FILE_SYSTEM_OVERHEAD)
 }
 
+/// Returns a size with the overhead of the file system, in whole MiB and at least one. The reference calculates with floating
+/// point numbers, too.
 #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "sizes of claims are far below 2^53")]
-fn inflated(bytes: i64, overhead: f64) -> i64 {
-    (bytes as f64 / (1.0 - overhead)).ceil() as i64
+fn with_overhead(bytes: i64, overhead: f64) -> i64 {
+    let mebibytes = ((1.0 + overhead) * bytes as f64 / MEBIBYTE).ceil().max(1.0);
+    (mebibytes * MEBIBYTE) as i64
 }
 
 /// Rejects a VM with another dump under way.
@@ -229,11 +246,13 @@ mod tests {
 
     #[test]
     fn claim_has_room_for_memory_overhead_and_file_system() {
-        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
-            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vmi"},
-            "spec": {"domain": {"devices": {}, "resources": {"requests": {"memory": "900Mi"}}}},
-        }))
-        .unwrap();
+        let vmi = |memory: &str| -> VirtualMachineInstance {
+            serde_json::from_value(json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vmi"},
+                "spec": {"domain": {"devices": {}, "resources": {"requests": {"memory": memory}}}},
+            }))
+            .unwrap()
+        };
         let claim = |spec: Value| -> PersistentVolumeClaim {
             serde_json::from_value(json!({"metadata": {"name": "c"}, "spec": spec})).unwrap()
         };
@@ -242,15 +261,31 @@ mod tests {
                 json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "fast", "resources": {"requests": {"storage": size}}}),
             )
         };
-        assert_eq!(decide(&vmi, &sized("1100Mi"), None), Ok(()));
-        assert!(message(decide(&vmi, &sized("1000Mi"), None)).starts_with("pvc size [1000Mi] should be bigger then ["));
-        let cdi = json!({"status": {"filesystemOverhead": {"global": "0.5", "storageClass": {"fast": "0"}}}});
-        assert_eq!(decide(&vmi, &sized("1000Mi"), Some(&cdi)), Ok(()));
-        let cdi = json!({"status": {"filesystemOverhead": {"global": "0.5"}}});
-        assert_eq!(
-            message(decide(&vmi, &sized("1100Mi"), Some(&cdi))),
-            "pvc size [1100Mi] should be bigger then [2000Mi]"
-        );
+        let global = |overhead: &str| Some(json!({"status": {"filesystemOverhead": {"global": overhead}}}));
+        let of_class = json!({"status": {"filesystemOverhead": {"global": "0.5", "storageClass": {"fast": "0"}}}});
+        for (memory, size, cdi, refusal) in [
+            // The sizes of virtctl, and a MiB less.
+            ("1Gi", "1186Mi", None, ""),
+            ("1Gi", "1185Mi", None, "pvc size [1242563k] should be bigger then [1186Mi]"),
+            ("1Gi", "1192Mi", global("0.06"), ""),
+            ("1Gi", "1191Mi", global("0.06"), "pvc size [1248855k] should be bigger then [1192Mi]"),
+            ("900Mi", "1500Mi", global("0.5"), ""),
+            ("900Mi", "1100Mi", global("0.5"), "pvc size [1153434k] should be bigger then [1500Mi]"),
+            ("900Mi", "1000Mi", Some(of_class), ""),
+            ("1G", "1166017k", None, ""),
+            ("1G", "1100M", None, "pvc size [1100M] should be bigger then [1166016512]"),
+            // Rounded up to a thousand bytes.
+            ("1G", "1166016001", None, ""),
+            ("1G", "1166016000", None, "pvc size [1166016k] should be bigger then [1166016512]"),
+        ] {
+            let found = decide(&vmi(memory), &sized(size), cdi.as_ref());
+            match refusal {
+                "" => assert_eq!(found, Ok(()), "{memory} {size}"),
+                _ => assert_eq!(message(found), refusal, "{memory} {size}"),
+            }
+        }
+        assert_eq!(with_overhead(1, 0.0), 1 << 20);
+        let vmi = vmi("900Mi");
         assert_eq!(message(decide(&vmi, &claim(json!({"volumeMode": "Block"})), None)), "pvc should be filesystem pvc");
         assert_eq!(
             message(decide(&vmi, &claim(json!({"accessModes": ["ReadOnlyMany"]})), None)),
