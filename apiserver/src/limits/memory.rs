@@ -1,7 +1,7 @@
 //! Memory that requests may hold at a time.
 //!
-//! Bytes are counted as they arrive, so a client cannot take memory by announcing a size. A [`Reservation`] grows with the
-//! body that it stands for and returns its bytes to the budget when it is dropped.
+//! Bytes are counted as they arrive, so a client cannot take memory by announcing a size; only API servers can, for reviews. A
+//! [`Reservation`] grows with the body that it stands for and returns its bytes to the budget when it is dropped.
 
 use std::{slice, sync::Arc};
 

@@ -2,10 +2,14 @@
 //!
 //! Reviews wait for memory, since kube-apiserver retries nothing. Addresses that did not prove to be an API server share a
 //! part of the budget.
+//!
+//! A review that waits for memory and holds some can wait for another one that does the same. So a review of an API server, which
+//! announces its length, waits at most three times, in this order: for its turn if it is large, for memory for its whole text, and for
+//! memory for its values. With the last it needs nothing more.
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use http::StatusCode;
 use http_body_util::BodyExt;
 use tokio::{
@@ -25,10 +29,13 @@ use crate::limits::{
 const MAX_BODY: usize = 5 << 20;
 /// Bytes of reviews at a time, from their arrival to their answer. Parsed into values they take about twenty times as much.
 /// The budget has room for a review of the largest size and for all of other addresses, so that large ones of both do not
-/// wait for each other.
+/// wait for each other. With [`MAX_TRUSTED_VALUES`], reviews count for 14 MiB at most.
 const MAX_BODIES: usize = MAX_BODY + MAX_OTHER_BODIES;
 /// The same for all addresses that did not prove to be an API server. Each of their reviews fits in, too.
 const MAX_OTHER_BODIES: usize = 4 << 20;
+/// Bytes that the values in reviews of API servers count for at a time, beyond the bytes of their text. This is the most that one review
+/// needs.
+const MAX_TRUSTED_VALUES: usize = MAX_BODY;
 /// Most values in a review: a VM of 256 disks, twice, has ten thousand.
 const MAX_VALUES: usize = 32 << 10;
 /// A larger review waits for its turn among the large ones, so that two halves do not wait for each other's memory.
@@ -41,6 +48,8 @@ pub(super) struct ReviewMemory {
     all: MemoryBudget,
     /// The part of addresses without a proof.
     others: MemoryBudget,
+    /// For values in reviews of API servers.
+    values: MemoryBudget,
 }
 
 /// The body of a review in memory.
@@ -51,17 +60,23 @@ pub(super) struct ReviewBody<'a> {
     memory: Reservation,
     /// The part of the memory that counts for addresses without a proof.
     others: Reservation,
+    /// The memory for values in a review of an API server.
+    values: Reservation,
     large: Option<SemaphorePermit<'a>>,
 }
 
 impl Default for ReviewMemory {
     fn default() -> Self {
-        Self { all: MemoryBudget::new(MAX_BODIES), others: MemoryBudget::new(MAX_OTHER_BODIES) }
+        Self {
+            all: MemoryBudget::new(MAX_BODIES),
+            others: MemoryBudget::new(MAX_OTHER_BODIES),
+            values: MemoryBudget::new(MAX_TRUSTED_VALUES),
+        }
     }
 }
 
 impl ReviewMemory {
-    /// Reads a body. Memory is counted as the bytes arrive.
+    /// Reads a body. Memory is counted before the first byte if an API server announces the length, otherwise as the bytes arrive.
     pub(super) async fn receive<'a>(
         &self,
         body: &mut Body,
@@ -72,6 +87,12 @@ impl ReviewMemory {
         let mut received = ReviewBody::default();
         let mut discarded = 0;
         let mut rest = BODY_DEADLINE;
+        let announced = body.size_hint().exact().filter(|_| trusted);
+        let announced = announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
+        let too_long = announced.is_some_and(|length| length > max_body);
+        if let Some(length) = announced.filter(|_| !too_long) {
+            self.count(&mut received, length, length, trusted, large).await?;
+        }
         loop {
             let waited = tokio::time::Instant::now();
             let Ok(frame) = timeout(rest, body.frame()).await else {
@@ -83,7 +104,8 @@ impl ReviewMemory {
                 return Err(Answered::refusal(StatusCode::BAD_REQUEST, "the review ended early"));
             };
             let Ok(data) = frame.into_data() else { continue };
-            if discarded > 0 || received.bytes.len() + data.len() > max_body {
+            let size = received.bytes.len() + data.len();
+            if too_long || discarded > 0 || size > max_body {
                 received = ReviewBody::default();
                 discarded += data.len();
                 if discarded > MAX_DISCARDED {
@@ -91,8 +113,10 @@ impl ReviewMemory {
                 }
                 continue;
             }
-            let size = received.bytes.len() + data.len();
-            self.count(&mut received, data.len(), size, trusted, large).await?;
+            let more = size.saturating_sub(received.memory.bytes());
+            if more > 0 {
+                self.count(&mut received, more, size, trusted, large).await?;
+            }
             received.bytes.extend_from_slice(&data);
         }
         let values = values(&received.bytes);
@@ -104,7 +128,12 @@ impl ReviewMemory {
         }
         let weight = (values * VALUE).clamp(received.bytes.len(), max_body);
         let more = weight - received.bytes.len();
-        self.count(&mut received, more, weight, trusted, large).await?;
+        if trusted {
+            // Without the turn of a large one, which another review may hold that waits for this one's memory.
+            self.values.reserve(&mut received.values, more).await;
+        } else {
+            self.count(&mut received, more, weight, trusted, large).await?;
+        }
         if discarded > 0 {
             let message = format!("a review is at most {} MiB large", max_body >> 20);
             return Err(Answered::refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
@@ -137,9 +166,51 @@ impl ReviewMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        pin::Pin,
+        task::{Context, Poll},
+    };
+
+    use bytes::Bytes;
     use futures::StreamExt;
+    use hyper::body::{Frame, SizeHint};
 
     use super::*;
+
+    /// A body of a known length in frames of 64 KiB, which arrive one by one.
+    struct Announced {
+        byte: u8,
+        rest: usize,
+        arrived: bool,
+    }
+
+    impl HttpBody for Announced {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            self.arrived = !self.arrived;
+            if self.arrived {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let size = self.rest.min(64 << 10);
+            self.rest -= size;
+            Poll::Ready((size > 0).then(|| Ok(Frame::data(Bytes::from(vec![self.byte; size])))))
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.rest as u64)
+        }
+    }
+
+    fn announced(byte: u8, length: usize) -> Body {
+        Body::new(Announced { byte, rest: length, arrived: false })
+    }
 
     /// Returns a body that stalls after `bytes` bytes.
     fn stalled(bytes: usize) -> Body {
@@ -184,5 +255,41 @@ mod tests {
         let mut body = Body::from(vec![b' '; 10]);
         let (received, ()) = futures::join!(memory.receive(&mut body, true, &large), release);
         assert_eq!(received.map_err(|refusal| refusal.status).unwrap().bytes.len(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_of_api_servers_do_not_lock_each_other_out() {
+        for (count, length, byte) in [
+            (12, 2 << 20, b' '),
+            (20, 972 << 10, b' '),
+            // Each needs nearly all of the memory for values.
+            (12, MAX_VALUES, b','),
+        ] {
+            let (memory, large) = (ReviewMemory::default(), Semaphore::new(1));
+            let mut lengths = vec![length; count];
+            lengths.insert(count / 2, 1 << 10);
+            let (budgets, turn) = (&memory, &large);
+            let reviews = lengths.iter().map(|length| async move {
+                let mut body = announced(byte, *length);
+                let received = budgets.receive(&mut body, true, turn).await.map_err(|refusal| refusal.status)?;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                Ok::<usize, StatusCode>(received.bytes.len())
+            });
+            let received = timeout(Duration::from_millis(100), futures::future::join_all(reviews)).await.unwrap();
+            assert_eq!(received.into_iter().collect::<Result<Vec<_>, _>>(), Ok(lengths));
+            assert_eq!(memory.all.available(), MAX_BODIES);
+            assert_eq!(memory.values.available(), MAX_TRUSTED_VALUES);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn review_that_announces_too_many_bytes_takes_no_memory() {
+        let memory = ReviewMemory::default();
+        let large = Semaphore::new(0);
+        let mut taken = Reservation::default();
+        memory.all.reserve(&mut taken, MAX_BODIES).await;
+        let mut body = announced(b' ', MAX_BODY + 1);
+        let refusal = memory.receive(&mut body, true, &large).await.map(drop).unwrap_err();
+        assert_eq!(refusal.status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 }
