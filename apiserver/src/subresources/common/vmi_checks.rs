@@ -8,6 +8,10 @@ use api::{
 
 use crate::requests::error::{ApiError, Kind};
 
+/// Longest name that the end of a message repeats. virtctl parses the first KiB of the answer to a stream that is refused, and the
+/// answer contains the name twice already.
+const MAX_REPEATED_NAME: usize = 100;
+
 /// Returns the phase.
 pub(crate) fn phase(vmi: &VirtualMachineInstance) -> VmiPhase {
     vmi.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default()
@@ -71,6 +75,9 @@ pub(crate) fn missing(name: &str, vm: Option<&VirtualMachine>) -> ApiError {
 
 /// Returns the end of a message about a stopped VM: the command that starts it.
 pub(crate) fn is_stopped(name: &str) -> String {
+    if name.len() > MAX_REPEATED_NAME {
+        return ": the VM is stopped; start it with: kubectl virt start".to_owned();
+    }
     format!(": VM {name} is stopped; start it with: kubectl virt start {name}")
 }
 
@@ -80,12 +87,14 @@ fn state_of(vm: &VirtualMachine) -> String {
     match vm.status.as_ref().and_then(|status| status.printable_status.as_ref()) {
         None => String::new(),
         Some(PrintableStatus::Stopped) => is_stopped(name),
+        Some(state) if name.len() > MAX_REPEATED_NAME => format!(": the VM has no VMI, its state is {state}"),
         Some(state) => format!(": VM {name} has no VMI, its state is {state}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::{body::HttpBody, response::IntoResponse};
     use serde_json::json;
 
     use super::{
@@ -123,6 +132,23 @@ mod tests {
         }
         let refused = check_created(&vm(json!("Stopped"))).unwrap_err().to_string();
         assert!(refused.ends_with(&format!("VMI is not started{stopped}")), "{refused}");
+    }
+
+    #[test]
+    fn answer_about_a_long_name_fits_into_the_kibibyte_that_virtctl_reads() {
+        for length in [MAX_REPEATED_NAME, 253] {
+            let name = "a".repeat(length);
+            for state in PrintableStatus::KNOWN {
+                let mut vm = vm_with(json!({"runStrategy": "Manual"}), json!({"printableStatus": state}));
+                vm.metadata.name = Some(name.clone());
+                for error in [missing(&name, Some(&vm)), check_created(&vm).unwrap_err()] {
+                    let message = error.to_string();
+                    assert!(message.contains(&name), "{message}");
+                    let size = error.into_response().body().size_hint().exact();
+                    assert!(size.is_some_and(|size| size <= 1024), "{state} {size:?}: {message}");
+                }
+            }
+        }
     }
 
     #[test]
