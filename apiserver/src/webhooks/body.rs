@@ -27,15 +27,18 @@ use crate::limits::{
 /// Largest review. kube-apiserver accepts objects of up to 3 MiB, of which etcd stores 1.5; a review contains the new and the
 /// old one.
 const MAX_BODY: usize = 5 << 20;
-/// Bytes of reviews at a time, from their arrival to their answer. Parsed into values they take about twenty times as much.
-/// The budget has room for a review of the largest size and for all of other addresses, so that large ones of both do not
-/// wait for each other. With [`MAX_TRUSTED_VALUES`], reviews count for 14 MiB at most.
+/// Bytes of reviews at a time, from their arrival to their answer. Parsed they take about seven times as much: a value counts
+/// for [`VALUE`] bytes and takes about a kilobyte. The budget has room for a review of the largest size and for all of other
+/// addresses, so that large ones of both do not wait for each other. With the two budgets for values below, reviews count for
+/// 18 MiB at most.
 const MAX_BODIES: usize = MAX_BODY + MAX_OTHER_BODIES;
 /// The same for all addresses that did not prove to be an API server. Each of their reviews fits in, too.
 const MAX_OTHER_BODIES: usize = 4 << 20;
-/// Bytes that the values in reviews of API servers count for at a time, beyond the bytes of their text. This is the most that one review
-/// needs.
-const MAX_TRUSTED_VALUES: usize = MAX_BODY;
+/// Bytes that the values in reviews of API servers count for at a time, beyond the bytes of their text.
+const MAX_TRUSTED_VALUES: usize = 4 << 20;
+/// The same for reviews whose values count for more than [`LARGE_BODY`]: the most that one review needs. The others do not
+/// wait behind them.
+const MAX_LARGE_VALUES: usize = MAX_BODY;
 /// Most values in a review: a VM of 256 disks, twice, has ten thousand.
 const MAX_VALUES: usize = 32 << 10;
 /// A larger review waits for its turn among the large ones, so that two halves do not wait for each other's memory.
@@ -50,6 +53,8 @@ pub(super) struct ReviewMemory {
     others: MemoryBudget,
     /// For values in reviews of API servers.
     values: MemoryBudget,
+    /// The same for reviews of many values.
+    large_values: MemoryBudget,
 }
 
 /// The body of a review in memory.
@@ -71,6 +76,7 @@ impl Default for ReviewMemory {
             all: MemoryBudget::new(MAX_BODIES),
             others: MemoryBudget::new(MAX_OTHER_BODIES),
             values: MemoryBudget::new(MAX_TRUSTED_VALUES),
+            large_values: MemoryBudget::new(MAX_LARGE_VALUES),
         }
     }
 }
@@ -130,7 +136,8 @@ impl ReviewMemory {
         let more = weight - received.bytes.len();
         if trusted {
             // Without the turn of a large one, which another review may hold that waits for this one's memory.
-            self.values.reserve(&mut received.values, more).await;
+            let budget = if more > LARGE_BODY { &self.large_values } else { &self.values };
+            budget.reserve(&mut received.values, more).await;
         } else {
             self.count(&mut received, more, weight, trusted, large).await?;
         }
@@ -262,7 +269,9 @@ mod tests {
         for (count, length, byte) in [
             (12, 2 << 20, b' '),
             (20, 972 << 10, b' '),
-            // Each needs nearly all of the memory for values.
+            // Four fit into the memory for values.
+            (20, 6 << 10, b','),
+            // Each needs nearly all of the memory for many values.
             (12, MAX_VALUES, b','),
         ] {
             let (memory, large) = (ReviewMemory::default(), Semaphore::new(1));
@@ -279,7 +288,23 @@ mod tests {
             assert_eq!(received.into_iter().collect::<Result<Vec<_>, _>>(), Ok(lengths));
             assert_eq!(memory.all.available(), MAX_BODIES);
             assert_eq!(memory.values.available(), MAX_TRUSTED_VALUES);
+            assert_eq!(memory.large_values.available(), MAX_LARGE_VALUES);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reviews_of_many_values_do_not_delay_others() {
+        let (memory, large) = (ReviewMemory::default(), Semaphore::new(1));
+        let [mut first, mut second, mut other] = [MAX_VALUES, MAX_VALUES, 1 << 10].map(|size| announced(b',', size));
+        let held = memory.receive(&mut first, true, &large).await.map_err(|refusal| refusal.status).unwrap();
+        let (waiting, received) = futures::join!(
+            timeout(BODY_DEADLINE, memory.receive(&mut second, true, &large)),
+            timeout(BODY_DEADLINE, memory.receive(&mut other, true, &large)),
+        );
+        assert!(waiting.is_err() && received.is_ok_and(|received| received.is_ok()));
+        drop(held);
+        assert_eq!(memory.all.available(), MAX_BODIES);
+        assert_eq!(memory.large_values.available(), MAX_LARGE_VALUES);
     }
 
     #[tokio::test(start_paused = true)]
