@@ -24,10 +24,8 @@ fn deletion_of_a_claim_that_could_not_be_filled_begins_anew() {
 #[test]
 fn claim_of_a_filled_volume_is_followed() {
     let filled = json!({"metadata": {"annotations": {"cdi.kubevirt.io/storage.populatedFor": "d"}}});
-    let of = |phase: &str, status: &Value| Observed {
-        claim: claim(phase, &filled),
-        ..observed(&json!({"status": status}))
-    };
+    let of =
+        |phase: &str, status: &Value| Observed { claim: claim(phase, &filled), ..observed(&json!({"status": status})) };
     let mut known = json!({"phase": "Succeeded"});
     for (phase, shows, reason) in
         [("Pending", "Succeeded", "Pending"), ("Bound", "Succeeded", "Bound"), ("Lost", "Failed", "ClaimLost")]

@@ -225,9 +225,7 @@ fn vm_that_fails_to_start_is_replaced() {
 
 #[test]
 fn vm_that_failed_for_the_last_time_is_shown_before_it_is_replaced() {
-    let failure = |count: u32| {
-        json!({"consecutiveFailCount": count, "lastFailedVMIUID": "u", "retryAfterTimestamp": "2030-01-01T01:02:00Z"})
-    };
+    let failure = |count: u32| json!({"consecutiveFailCount": count, "lastFailedVMIUID": "u", "retryAfterTimestamp": "2030-01-01T01:02:00Z"});
     let failed = failed_at(&serde_json::from_value(failure(3)).unwrap()).unwrap();
     // Milliseconds since the failure; the VM is replaced, and milliseconds until the next look.
     for (count, passed, expected, wake) in [
