@@ -69,15 +69,21 @@ pub(super) fn read(observed: &Observed, decision: &mut Decision) {
     }
 }
 
-/// Returns the event of a cause that is new or has another text.
+/// Returns the event of a cause that is new or has another text. A warning about a pod often passes, and KubeVirt's functional tests
+/// give up at any event of type Warning about a VMI that starts. A rejected pod is final.
 pub(super) fn event(former: &VirtualMachineInstance, wanted: &VirtualMachineInstance) -> Option<Effect> {
     let shown = wanted.condition(condition::SYNCHRONIZED)?;
     let reason = shown.reason.as_deref()?;
-    let rejected = (reason == event::POD_REJECTED).then_some(event::POD_REJECTED);
-    let reason = pod_warnings::known(reason).or(rejected)?;
+    let is_rejected = reason == event::POD_REJECTED;
+    let reason = if is_rejected { event::POD_REJECTED } else { pod_warnings::known(reason)? };
     if former.condition(condition::SYNCHRONIZED).is_some_and(|former| former.says_same(shown)) {
         return None;
     }
     let regarding = Kind::Instance.reference(&former.metadata);
-    Some(Effect::Event(Event::warning(regarding, reason, shown.message.clone()?)))
+    let message = shown.message.clone()?;
+    Some(Effect::Event(if is_rejected {
+        Event::warning(regarding, reason, message)
+    } else {
+        Event::normal(regarding, reason, message)
+    }))
 }

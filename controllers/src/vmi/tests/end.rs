@@ -47,10 +47,10 @@ fn pod_that_kubelet_rejects_is_named_with_the_reason() {
     let cpus = ("UnexpectedAdmissionError", "Pod was rejected: Allocate failed due to not enough cpus available");
     let shown = |phase: &str, pod: CachedPod| {
         let decision = decided(&in_phase(phase), &[pod]);
-        let events = decision
-            .effects
-            .iter()
-            .filter(|effect| matches!(effect, Effect::Event(event) if event.reason == "PodRejected"));
+        let events = decision.effects.iter().filter(|effect| match effect {
+            Effect::Event(event) => (event.reason, event.event_type.as_str()) == ("PodRejected", "Warning"),
+            _ => false,
+        });
         (condition_in(&status_of(&decision), "Synchronized"), events.count(), status_of(&decision)["reason"].clone())
     };
     for (phase, (reason, message)) in [("Pending", topology), ("Scheduling", topology), ("Scheduling", cpus)] {

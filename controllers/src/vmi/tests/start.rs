@@ -378,15 +378,19 @@ fn warning_about_the_pod_is_shown_with_one_event_until_the_pod_starts() {
         decision
             .effects
             .iter()
-            .filter(|effect| matches!(effect, Effect::Event(event) if event.reason == "FailedMount"))
-            .count()
+            .filter_map(|effect| match effect {
+                Effect::Event(event) if event.reason == "FailedMount" => Some(event.event_type.as_str()),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
     };
-    assert_eq!(events(&decision), 1);
+    // The VMI may start all the same.
+    assert_eq!(events(&decision), ["Normal"]);
     let mut shown = vmi.clone();
     shown.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
     let is_shown_after = |pod: CachedPod, warnings: &[Arc<PodWarning>]| {
         let decision = decided_with(&shown, pod, warnings);
-        assert_eq!(events(&decision), 0);
+        assert!(events(&decision).is_empty());
         let patch = patch_of(&decision, Kind::Instance);
         patch.is_none_or(|patch| !condition_in(&patch["status"], "Synchronized").is_null())
     };
