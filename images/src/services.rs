@@ -202,6 +202,15 @@ const LAUNCHER_EXCEPT: &[&str] = &[
     "usr/share/zoneinfo/localtime",
 ];
 
+/// Firmware under the names that KubeVirt has, for which its tests and tools look in the XML of domains. The files keep their names:
+/// libvirt's descriptions and the domains of other releases have them.
+const FIRMWARE_LINKS: [(&str, &str); 4] = [
+    ("OVMF_CODE.fd", "OVMF_CODE_4M.fd"),
+    ("OVMF_VARS.fd", "OVMF_VARS_4M.fd"),
+    ("OVMF_CODE.secboot.fd", "OVMF_CODE_4M.secboot.fd"),
+    ("OVMF_VARS.secboot.fd", "OVMF_VARS_4M.ms.fd"),
+];
+
 /// Programs whose options scripts rely on; busybox has the others.
 const LAUNCHER_TOOLS: &[&str] = &[
     "usr/bin/bash",
@@ -375,6 +384,9 @@ fn add_launcher(tree: &mut Tree) {
     // One program that selects its function by its name.
     tree.link("usr/bin/virt-freezer", "virt-launcher");
     tree.link("usr/bin/virt-probe", "virt-launcher");
+    for (link, file) in FIRMWARE_LINKS {
+        tree.link(&format!("usr/share/OVMF/{link}"), file);
+    }
 }
 
 /// Adds a link for each busybox applet, and a shell for root.
@@ -405,6 +417,7 @@ fn add_missing_applets(tree: &mut Tree, root: &Root) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::Content;
 
     #[test]
     fn every_image_that_is_not_a_guest_is_described() {
@@ -431,6 +444,23 @@ mod tests {
             let is_plain = plain.files.contains(&path.as_str());
             assert!(is_plain != debug.over.contains(&path.as_str()), "{tool}");
             assert_eq!(is_plain, tool == "ls", "{tool}");
+        }
+    }
+
+    #[test]
+    fn firmware_of_the_launcher_has_the_names_of_the_reference() {
+        let mut tree = Tree::default();
+        add_launcher(&mut tree);
+        for (link, file) in [
+            ("OVMF_CODE.fd", "OVMF_CODE_4M.fd"),
+            ("OVMF_VARS.fd", "OVMF_VARS_4M.fd"),
+            ("OVMF_CODE.secboot.fd", "OVMF_CODE_4M.secboot.fd"),
+            ("OVMF_VARS.secboot.fd", "OVMF_VARS_4M.ms.fd"),
+        ] {
+            let content = tree.get(&format!("usr/share/OVMF/{link}")).map(|node| &node.content);
+            assert_eq!(content, Some(&Content::Link(file.to_owned())), "{link}");
+            let target = format!("usr/share/OVMF/{file}");
+            assert!(!LAUNCHER_EXCEPT.iter().any(|except| target.starts_with(except)), "{target}");
         }
     }
 }

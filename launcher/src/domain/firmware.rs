@@ -20,11 +20,11 @@ pub(crate) struct Uefi {
 /// File names of code and variables with secure boot and enrolled keys; distributions differ.
 const SECURE: [(&str, &str); 2] =
     [("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"), ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd")];
-/// File names without secure boot.
+/// File names without secure boot. A build with secure boot needs SMM, which the guest may not have.
 const PLAIN: [(&str, &str); 3] = [
-    ("OVMF_CODE.secboot.fd", "OVMF_VARS.fd"),
     ("OVMF_CODE.fd", "OVMF_VARS.fd"),
     ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"),
+    ("OVMF_CODE.secboot.fd", "OVMF_VARS.fd"),
 ];
 
 /// File names for arm64, which has no secure boot.

@@ -417,13 +417,12 @@ fn files_of_a_domain_have_names_that_fit() {
 fn firmware_is_found_under_the_names_of_several_distributions() {
     let has = |files: &'static [&str]| move |path: &Path| files.iter().any(|f| Path::new(f) == path);
     let directories = [Path::new("/usr/share/edk2/ovmf"), Path::new("/usr/share/OVMF")];
-    let debian = [
+    let debian: &'static [&str] = &[
         "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd",
         "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
         "/usr/share/OVMF/OVMF_CODE_4M.fd",
         "/usr/share/OVMF/OVMF_VARS_4M.fd",
     ];
-    let debian: &'static [&str] = Box::leak(Box::new(debian));
     let booted = |architecture: &str, efi: Value| {
         vmi(json!({"architecture": architecture, "domain": {"firmware": {"bootloader": {"efi": efi}}, "devices": {}}}))
     };
@@ -431,6 +430,12 @@ fn firmware_is_found_under_the_names_of_several_distributions() {
     let plain = booted("amd64", json!({"secureBoot": false}));
     assert_eq!(select_uefi(&secure, &directories, has(debian)).unwrap().code, Path::new(debian[0]));
     assert_eq!(select_uefi(&plain, &directories, has(debian)).unwrap().vars, Path::new(debian[3]));
+    // The image of the launcher has all names, as links to Debian's files.
+    for (guest, end) in [(&secure, "secboot.fd"), (&plain, "fd")] {
+        let found = select_uefi(guest, &directories, |path| path.starts_with(directories[1])).unwrap();
+        let [code, vars] = ["CODE", "VARS"].map(|kind| directories[1].join(format!("OVMF_{kind}.{end}")));
+        assert_eq!((found.code, found.vars), (code, vars));
+    }
     let fedora: &'static [&str] = &["/usr/share/edk2/ovmf/OVMF_CODE.secboot.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"];
     assert!(select_uefi(&secure, &directories, has(fedora)).is_none());
     assert_eq!(select_uefi(&plain, &directories, has(fedora)).unwrap().code, Path::new(fedora[0]));
