@@ -134,7 +134,8 @@ async fn a_failed_migration_leaves_the_guest_here() {
     pod.fake.fail("migrate", HypervisorError::Libvirt { code: 1, message: "broken".into() });
     migrate(&source, "a").await.unwrap();
     let report = reaches(&source, MigrationStep::NotMoved).await;
-    assert_eq!((report.failure.as_str(), report.aborted), ("broken", false));
+    let failure = "Live migration failed error encountered during MigrateToURI3 libvirt api call: broken";
+    assert_eq!((report.failure.as_str(), report.aborted), (failure, false));
     assert_eq!(source.sync(json!({})).await, Ok(false));
     migrate(&source, "a").await.unwrap();
     assert_eq!(pod.fake.take_calls().iter().filter(|call| *call == "migrate").count(), 1);
@@ -142,7 +143,7 @@ async fn a_failed_migration_leaves_the_guest_here() {
     source.outcome.abort();
     // The worker that follows knows its result.
     let restarted = pod.worker().await;
-    assert_eq!(reaches(&restarted, MigrationStep::NotMoved).await.failure, "broken");
+    assert_eq!(reaches(&restarted, MigrationStep::NotMoved).await.failure, failure);
     migrate(&restarted, "a").await.unwrap();
     assert!(!pod.fake.take_calls().contains(&"migrate".to_owned()));
 }

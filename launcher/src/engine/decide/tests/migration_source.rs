@@ -46,6 +46,11 @@ fn failed(message: &str) -> Result<(), HypervisorError> {
     Err(HypervisorError::Libvirt { code: 1, message: message.into() })
 }
 
+/// The failure of libvirt's call with a message.
+fn call_failed(message: &str) -> String {
+    format!("Live migration failed error encountered during MigrateToURI3 libvirt api call: {message}")
+}
+
 fn progress(remaining: u64) -> Input {
     to_out(JobInput::ProgressRead(Ok(Some(Progress { total: 1000, processed: 5, remaining, ..Progress::default() }))))
 }
@@ -172,7 +177,7 @@ fn a_guest_paused_by_the_user_stays_paused() {
     table.take(to_out(JobInput::Migrated(failed("no"))));
     // Not resumed after a failure.
     assert_eq!(table.take(read(Lifecycle::Paused, "user")), ["attend", "save migration"]);
-    assert_eq!(shown(&table), (NOT_MOVED, "no".into(), false));
+    assert_eq!(shown(&table), (NOT_MOVED, call_failed("no"), false));
     migrate(&mut table, options("b"));
     table.take(to_out(JobInput::MigrationOpened(Ok(()))));
     table.take(to_out(JobInput::Migrated(Ok(()))));
@@ -203,12 +208,17 @@ fn the_guest_runs_again_after_a_failure() {
     assert_eq!(table.take(to_out(JobInput::Resumed(Ok(())))), ["read"]);
     assert_eq!(shown(&table).0, MigrationStep::Copying);
     assert_eq!(table.take(read(Lifecycle::Running, "unpaused")), ["attend", "save migration"]);
-    assert_eq!(shown(&table), (NOT_MOVED, "broken".into(), false));
+    assert_eq!(shown(&table), (NOT_MOVED, call_failed("broken"), false));
     assert_eq!(table.state.base.stage, Stage::Live);
     // It has ended, so it is not repeated; another one is possible.
     assert_eq!(migrate(&mut table, options("a")), [""; 0]);
     assert_eq!(table.last_answer(), Some(Ok(false)));
     assert_eq!(migrate(&mut table, options("b")), ["open migration"]);
+    // Any other failure has its own words.
+    let mut table = copying(options("a"));
+    table.take(to_out(JobInput::Migrated(Err(HypervisorError::DestinationTooSmall("x".into())))));
+    table.take(read(Lifecycle::Running, "booted"));
+    assert!(shown(&table).1.starts_with("Volume migration cannot be performed"), "{}", shown(&table).1);
 }
 
 #[test]

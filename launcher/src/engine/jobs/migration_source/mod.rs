@@ -37,6 +37,9 @@ use crate::{
     hypervisor::{HypervisorError, MigrateWay, Progress},
 };
 
+/// Failure of libvirt's call, in the words of KubeVirt, which clients match.
+const CALL_FAILED: &str = "Live migration failed error encountered during MigrateToURI3 libvirt api call";
+
 /// A migration to another launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationSource {
@@ -242,7 +245,10 @@ impl MigrationSource {
                 // libvirt's job may go on if its answer is lost.
                 self.step = Step::Watching;
             }
-            self.failure = error.to_string();
+            self.failure = match &error {
+                HypervisorError::Libvirt { .. } => format!("{CALL_FAILED}: {error}"),
+                _ => error.to_string(),
+            };
         }
         self.advance_now(base)
     }
