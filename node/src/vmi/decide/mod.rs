@@ -256,7 +256,7 @@ fn start(observed: &Observed, now: Now, decision: &mut Decision) {
     if !ready {
         return;
     }
-    if !domain.is_alive() && hibernation::delays_start(observed) {
+    if !domain.is_alive() && (hibernation::delays_start(observed) || volumes::awaits_boot_disk(observed)) {
         return;
     }
     if !domain.is_alive()

@@ -137,7 +137,7 @@ fn may_detach(observed: &Observed, volume: &str) -> bool {
         && !hibernation::is_written(report, volume)
 }
 
-/// Returns the time until which a start waits for volumes; `None` if it does not wait.
+/// Returns the time until which a start waits for volumes that the guest can do without; `None` if it does not wait.
 pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
     let vmi = &observed.vmi;
     let plugged = |volume: &&Volume| volume.memory_dump.is_none() && hotplug::is_hotplugged(vmi, volume);
@@ -150,6 +150,40 @@ pub(super) fn start_waits_until(observed: &Observed) -> Option<Duration> {
         _ => Some(START_WAIT.1),
     };
     volumes.filter_map(|volume| wait(&volume.name)).max().map(|wait| observed.connected_at + wait)
+}
+
+/// Returns true if a start waits for the volume of the boot disk, without a limit: the guest would boot from nothing. The entry of the
+/// volume in the status names the cause meanwhile.
+pub(super) fn awaits_boot_disk(observed: &Observed) -> bool {
+    let vmi = &observed.vmi;
+    let is_missing = |volume: &Volume| {
+        hotplug::is_hotplugged(vmi, volume)
+            && hotplug::status_of(vmi, &volume.name).is_none_or(|entry| !hotplug::is_handed_over(entry))
+    };
+    boot_volume(vmi).is_some_and(is_missing)
+}
+
+/// Returns the volume of the disk from which the guest boots: the first one of the boot order, otherwise the first hard disk.
+fn boot_volume(vmi: &VirtualMachineInstance) -> Option<&Volume> {
+    let domain = &vmi.spec.domain;
+    if domain.firmware.as_ref().is_some_and(|firmware| firmware.kernel_boot.is_some()) {
+        return None;
+    }
+    let disks = domain.devices.disks.iter().filter_map(|disk| {
+        let volume = vmi.spec.volumes.iter().find(|volume| volume.name == disk.name)?;
+        can_boot(volume).then_some((disk, volume))
+    });
+    let first = disks.min_by_key(|(disk, _)| (disk.boot_order.unwrap_or(u64::MAX), disk.cdrom.is_some()));
+    first.map(|(_, volume)| volume)
+}
+
+/// Returns true for a volume that can hold an operating system: no image of configuration, and no empty disk.
+const fn can_boot(volume: &Volume) -> bool {
+    volume.persistent_volume_claim.is_some()
+        || volume.data_volume.is_some()
+        || volume.container_disk.is_some()
+        || volume.ephemeral.is_some()
+        || volume.host_disk.is_some()
 }
 
 /// Sets the device names and phases of hot-plugged volumes. Entries are added and removed by virt-controller.

@@ -1,5 +1,6 @@
 //! Tables of observations and the effects that are decided. This module holds the fixtures.
 
+mod hotplug;
 mod launcher;
 mod migration;
 mod report;
