@@ -164,7 +164,7 @@ fn container(inputs: &Inputs<'_>) -> Container {
         image_pull_policy: Some(inputs.config.image_pull_policy.clone()),
         command: Some(command(inputs)),
         security_context: Some(pod_parts::container_security()),
-        resources: Some(pod_parts::resources(["10m", "2M"], ["100m", "80M"])),
+        resources: Some(inputs.config.attachment_resources.clone()),
         volume_mounts: Some(mounts),
         volume_devices: (!devices.is_empty()).then_some(devices),
         ..Container::default()
@@ -283,6 +283,28 @@ mod tests {
         let files = &rendered(false, &json!({}), &config)["spec"]["containers"][0];
         assert_eq!(files["volumeDevices"], Value::Null);
         assert_eq!(files["volumeMounts"], json!([shared, {"name": "data", "mountPath": "/volumes/data"}]));
+    }
+
+    #[test]
+    fn pod_and_trigger_have_the_configured_resources() {
+        let configuration = |configuration: Value| {
+            let spec = json!({"configuration": configuration});
+            let object = json!({"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": {}, "spec": spec});
+            ClusterConfig::from_kubevirt(&serde_json::from_value(object).unwrap()).unwrap()
+        };
+        let own = json!([{"type": "hotplug-disk", "resources": {"limits": {"memory": "200M"}}}]);
+        for (config, memory) in [
+            (configuration(json!({})), "80M"),
+            (configuration(json!({"supportContainerResources": own})), "200M"),
+        ] {
+            for render in [render, render_trigger] {
+                let pod = rendered_by(render, false, &json!({}), &config);
+                let expected = json!({
+                    "requests": {"cpu": "10m", "memory": "2M"}, "limits": {"cpu": "100m", "memory": memory},
+                });
+                assert_eq!(pod["spec"]["containers"][0]["resources"], expected);
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Zero values (0, false, empty text or list) in the object do not override a default, except for fields with a meaningful
 //! zero (`memBalloonStatsPeriod`, log verbosity and all explicit booleans).
 
+mod attachment;
 mod live_update;
 mod machine;
 mod migrations;
@@ -12,7 +13,7 @@ mod request_limits;
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::NodeSelectorTerm,
+    api::core::v1::{NodeSelectorTerm, ResourceRequirements},
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
 };
 use thiserror::Error;
@@ -193,6 +194,8 @@ pub struct ClusterConfig {
     pub log_verbosity: LogVerbosity,
     /// Limits of requests to the API server.
     pub request_limits: RequestLimits,
+    /// Resources of attachment pods.
+    pub attachment_resources: ResourceRequirements,
 }
 
 const DEFAULT_VERBOSITY: u64 = 2;
@@ -251,6 +254,7 @@ impl Default for ClusterConfig {
             disabled_feature_gates: Vec::new(),
             log_verbosity: LogVerbosity::default(),
             request_limits: RequestLimits::default(),
+            attachment_resources: attachment::defaults(),
         }
     }
 }
@@ -278,6 +282,7 @@ impl ClusterConfig {
         config.workload_terms =
             placement::terms(object.spec.workloads.as_ref().and_then(|workloads| workloads.node_placement.as_ref()));
         config.request_limits = RequestLimits::read(from);
+        config.attachment_resources = attachment::read(from)?;
         config.overlay_developer(from)?;
         config.overlay_machine(from)?;
         config.overlay_network(from)?;

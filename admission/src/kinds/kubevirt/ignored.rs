@@ -5,7 +5,7 @@
 //! `SettingsIgnored`. Both derive from this table, as does docs/reference/not-yet.md. A process that starts to use a setting
 //! removes its row. Settings that would change the meaning of VMs are refused instead, see [`super::unsupported`].
 
-use api::{FeatureGate, kubevirt::spec::KubeVirtSpec};
+use api::{FeatureGate, constants::component, kubevirt::spec::KubeVirtSpec};
 use serde_json::Value;
 
 use super::gate_lists;
@@ -33,6 +33,7 @@ const POD_TERMS: &str =
     "use the chart's value virtHandler.affinity; nodeSelector and required node affinity have an effect";
 
 const NO_LIMIT: &str = "only a positive number is a limit";
+const ONE_CONTAINER: &str = "a launcher pod has one container; only type hotplug-disk has an effect";
 
 const fn setting(field: &'static str, instead: &'static str) -> Setting {
     Setting { field, instead }
@@ -102,7 +103,7 @@ const SETTINGS: &[Setting] = &[
         "spec.configuration.persistentReservationConfiguration.enabled",
         "SCSI persistent reservations are not supported yet, VMs that use them are refused",
     ),
-    setting("spec.configuration.supportContainerResources", "a launcher pod has one container"),
+    setting("spec.configuration.supportContainerResources", ONE_CONTAINER),
     setting(
         "spec.configuration.supportedGuestAgentVersions",
         "guest agents are identified by the commands that they support",
@@ -179,10 +180,19 @@ fn used(spec: &KubeVirtSpec) -> impl Iterator<Item = Used> {
     let mut object = serde_json::json!({"spec": spec});
     SETTINGS.iter().filter_map(move |setting| {
         let value = object.pointer_mut(&format!("/{}", setting.field.replace('.', "/")))?.take();
-        let is_used =
-            if setting.instead == NO_LIMIT { value.as_f64().is_some_and(|qps| qps <= 0.0) } else { is_set(&value) };
+        let is_used = match setting.instead {
+            NO_LIMIT => value.as_f64().is_some_and(|qps| qps <= 0.0),
+            ONE_CONTAINER => has_other_container(&value),
+            _ => is_set(&value),
+        };
         is_used.then_some(Used { setting, value })
     })
+}
+
+/// Returns true for resources of a container that does not exist.
+fn has_other_container(value: &Value) -> bool {
+    let is_other = |entry: &Value| entry.get("type").and_then(Value::as_str) != Some(component::HOTPLUG_DISK);
+    value.as_array().is_some_and(|entries| entries.iter().any(is_other))
 }
 
 /// Returns true for a value that asks for something.
@@ -231,6 +241,7 @@ mod tests {
                 "network": {"defaultNetworkInterface": "bridge", "permitSlirpInterface": false},
                 "permittedHostDevices": {"pciHostDevices": []},
                 "persistentReservationConfiguration": {"enabled": false},
+                "supportContainerResources": [{"type": "hotplug-disk", "resources": {"limits": {"memory": "200M"}}}],
                 "virtTemplateDeployment": {"enabled": false},
             }}),
         ] {
