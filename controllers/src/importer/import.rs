@@ -83,7 +83,7 @@ pub(super) fn run(
         return Ok(Step::show(Shown { phase: phase::SCHEDULED, ..shown }).before(observed.delete_pod()));
     }
     let shown = Shown { restarts: pod.restarts, ..shown };
-    Ok(match state(pod, &inputs.content) {
+    Ok(match state(pod, &inputs) {
         State::Filled(report) => succeeded(observed, claim, shown, report),
         State::Fatal(report) => failed(observed, shown, report),
         State::Ended(text) => ended(observed, pod, shown, text),
@@ -122,7 +122,7 @@ fn creation(pod: &k8s_openapi::api::core::v1::Pod, name: &str) -> Result<Effect,
 }
 
 /// Returns the state of a pod.
-fn state<'a>(pod: &'a CachedImportPod, content: &Content<'_>) -> State<'a> {
+fn state<'a>(pod: &'a CachedImportPod, inputs: &Inputs<'_>) -> State<'a> {
     let report = pod.last.as_ref().and_then(|last| last.report.as_deref());
     match pod.phase.as_str() {
         "Succeeded" => return State::Filled(report),
@@ -132,8 +132,21 @@ fn state<'a>(pod: &'a CachedImportPod, content: &Content<'_>) -> State<'a> {
     if let Some(report) = report.filter(|report| report.fatal && report.result == Outcome::Failed) {
         return State::Fatal(report);
     }
-    let is_started = pod.running || pod.last.is_some();
-    State::Open(if is_started { phase::IN_PROGRESS } else { phase::SCHEDULED }, running(pod, content))
+    let is_started = pod.running || pod.last.is_some() || is_pulling(pod, inputs);
+    State::Open(if is_started { phase::IN_PROGRESS } else { phase::SCHEDULED }, running(pod, &inputs.content))
+}
+
+/// Returns true if kubelet cannot pull an image that CDI pulls in its import pod, which runs meanwhile.
+fn is_pulling(pod: &CachedImportPod, inputs: &Inputs<'_>) -> bool {
+    let registry = inputs.volume.spec.source.as_ref().and_then(|source| source.registry.as_ref());
+    let is_of_pod = registry.is_some_and(|registry| registry.pull_method.as_deref() != Some("node"));
+    is_of_pod && matches!(inputs.content, Content::Registry(..)) && cannot_pull(pod).is_some()
+}
+
+/// Returns the message about an image of the pod that kubelet cannot pull.
+fn cannot_pull(pod: &CachedImportPod) -> Option<&str> {
+    let (waits, message) = pod.waiting.as_ref()?;
+    PULL_FAILURES.contains(&waits.as_str()).then_some(message.as_str())
 }
 
 /// Returns why a pod ended that kubelet does not start again.
@@ -149,9 +162,7 @@ fn running(pod: &CachedImportPod, content: &Content<'_>) -> Fact {
     if pod.running {
         return Fact::yes(reason::RUNNING, "");
     }
-    if let Some((waits, message)) = &pod.waiting
-        && PULL_FAILURES.contains(&waits.as_str())
-    {
+    if let Some(message) = cannot_pull(pod) {
         return Fact::no(reason::IMAGE_PULL, pull_failure(message, content));
     }
     if let Some(last) = &pod.last {

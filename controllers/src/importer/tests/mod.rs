@@ -1,6 +1,7 @@
 //! Decisions about DataVolumes, as tables.
 
 mod ends;
+mod pulls;
 
 use importer::task::{Outcome, Reason, Report};
 use k8s_openapi::{
@@ -264,7 +265,7 @@ fn pod_shows_in_phase_and_condition() {
     for (container, phase, reason) in [
         (json!({}), "ImportScheduled", "Pending"),
         (creating, "ImportScheduled", "ContainerCreating"),
-        (pulls, "ImportScheduled", "ImagePullFailed"),
+        (pulls, "ImportInProgress", "ImagePullFailed"),
         (running, "ImportInProgress", "Pod is running"),
         (fails, "ImportInProgress", "Error"),
     ] {

@@ -1,0 +1,23 @@
+//! Images that kubelet cannot pull.
+
+use super::*;
+
+#[test]
+fn failed_pull_is_progress_unless_the_node_pulls() {
+    let source = |method: &str| json!({"registry": {"pullMethod": method}});
+    let http = json!({"registry": null, "http": {"url": "http://s/i"}});
+    for (source, waits, phase) in [
+        (json!({}), "ErrImagePull", "ImportInProgress"),
+        (source("pod"), "ImagePullBackOff", "ImportInProgress"),
+        (source("pod"), "ContainerCreating", "ImportScheduled"),
+        (source("node"), "ImagePullBackOff", "ImportScheduled"),
+        (http, "ImagePullBackOff", "ImportScheduled"),
+    ] {
+        let mut change = begun();
+        json_patch::merge(&mut change, &json!({"spec": {"source": source}}));
+        let pod = pod("Pending", &json!({"state": {"waiting": {"reason": waits, "message": "m"}}}), 50);
+        let observed = Observed { claim: claim("Bound", &json!({})), pod, ..observed(&change) };
+        let reason = if waits == "ContainerCreating" { waits } else { "ImagePullFailed" };
+        assert_eq!(shown(&observed), (phase.to_owned(), reason.to_owned()), "{source} {waits}");
+    }
+}
