@@ -136,11 +136,12 @@ fn state<'a>(pod: &'a CachedImportPod, inputs: &Inputs<'_>) -> State<'a> {
     State::Open(if is_started { phase::IN_PROGRESS } else { phase::SCHEDULED }, running(pod, &inputs.content))
 }
 
-/// Returns true if kubelet cannot pull an image that CDI pulls in its import pod, which runs meanwhile.
+/// Returns true if kubelet cannot pull an image that CDI pulls in its import pod, which runs meanwhile: not that of the importer.
 fn is_pulling(pod: &CachedImportPod, inputs: &Inputs<'_>) -> bool {
     let registry = inputs.volume.spec.source.as_ref().and_then(|source| source.registry.as_ref());
     let is_of_pod = registry.is_some_and(|registry| registry.pull_method.as_deref() != Some("node"));
-    is_of_pod && matches!(inputs.content, Content::Registry(..)) && cannot_pull(pod).is_some()
+    let is_of_source = |message: &str| !message.contains(inputs.image);
+    is_of_pod && matches!(inputs.content, Content::Registry(..)) && cannot_pull(pod).is_some_and(is_of_source)
 }
 
 /// Returns the message about an image of the pod that kubelet cannot pull.

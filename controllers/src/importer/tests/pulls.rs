@@ -21,3 +21,11 @@ fn failed_pull_is_progress_unless_the_node_pulls() {
         assert_eq!(shown(&observed), (phase.to_owned(), reason.to_owned()), "{source} {waits}");
     }
 }
+
+#[test]
+fn image_of_the_importer_that_cannot_be_pulled_is_no_progress() {
+    let waiting = json!({"reason": "ImagePullBackOff", "message": "Back-off pulling image \"importer:1\""});
+    let pod = pod("Pending", &json!({"state": {"waiting": waiting}}), 50);
+    let observed = Observed { claim: claim("Bound", &json!({})), pod, ..observed(&begun()) };
+    assert_eq!(shown(&observed).0, "ImportScheduled");
+}
