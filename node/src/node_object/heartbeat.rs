@@ -143,7 +143,7 @@ async fn keep(
                 if due <= now {
                     due = now + INTERVAL;
                 }
-                due
+                ksm.due().map_or(due, |adjustment| adjustment.min(due))
             }
             failed => {
                 failures = failures.saturating_add(1);

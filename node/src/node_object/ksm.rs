@@ -127,39 +127,53 @@ pub(super) struct Ksm {
     proc: PathBuf,
     /// Time of the next adjustment while the node is selected.
     due: Option<Instant>,
+    /// Parameters of the last adjustment. Annotations can be seen later than the selector.
+    adjusted: Option<Parameters>,
     shown: Shown,
 }
 
 impl Ksm {
     pub(super) fn new(settings: PathBuf, proc: PathBuf) -> Self {
-        Self { settings, proc, due: None, shown: Shown::default() }
+        Self { settings, proc, due: None, adjusted: None, shown: Shown::default() }
     }
 
-    /// Adjusts the kernel if it is time, and returns what the node shows.
+    /// Returns the time of the next adjustment.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Adjusts the kernel if it is time or the parameters have changed, and returns what the node shows.
     pub(super) fn follow(&mut self, selector: Option<&LabelSelector>, node: &ObjectMeta, now: Instant) -> Shown {
-        let is_due = self.due.is_none_or(|due| due <= now);
+        let empty = BTreeMap::new();
+        let annotations = node.annotations.as_ref().unwrap_or(&empty);
+        let parameters = Parameters::of(annotations);
+        let is_due = self.due.is_none_or(|due| due <= now) || self.adjusted != Some(parameters);
         let selected = is_selected(selector, node);
         if selected && !is_due {
             return self.shown;
         }
-        match self.adjust(selected, node) {
+        match self.adjust(selected, annotations, &parameters) {
             Ok(shown) => self.shown = shown,
             // A kernel without it.
             Err(error) if error.is_not_found() => self.shown = Shown::default(),
             Err(error) => tracing::warn!(%error, "cannot adjust kernel same-page merging"),
         }
         self.due = selected.then(|| now + INTERVAL);
+        self.adjusted = selected.then_some(parameters);
         self.shown
     }
 
-    fn adjust(&self, selected: bool, node: &ObjectMeta) -> Result<Shown, Error> {
+    fn adjust(
+        &self,
+        selected: bool,
+        annotations: &BTreeMap<String, String>,
+        parameters: &Parameters,
+    ) -> Result<Shown, Error> {
         let directory = SafeDir::trusted(&self.settings)?;
         let number =
             |name: &str| -> Result<u64, Error> { Ok(directory.read_text(name, MAX_FILE)?.trim().parse().unwrap_or(0)) };
         let set = |name: &str, value: u64| directory.write_existing(name, value.to_string().as_bytes());
         let is_running = number("run")? == 1;
-        let empty = BTreeMap::new();
-        let annotations = node.annotations.as_ref().unwrap_or(&empty);
         if !selected {
             let is_ours = annotations.get(annotation::KSM_HANDLER_MANAGED).is_some_and(|managed| managed == "true");
             if is_running && is_ours {
@@ -170,7 +184,7 @@ impl Ksm {
         }
         let (total, available) = memory(&SafeDir::trusted(&self.proc)?.read_text("meminfo", MAX_FILE)?);
         let observed = Observed { is_running, pages: number("pages_to_scan")?, total, available };
-        let settings = decide(observed, &Parameters::of(annotations));
+        let settings = decide(observed, parameters);
         if settings.run {
             set("pages_to_scan", settings.pages)?;
             set("sleep_millisecs", settings.sleep)?;
@@ -299,6 +313,36 @@ mod tests {
             ksm.follow(all.as_ref(), &node(off.clone(), None), start + Duration::from_secs(later));
             assert_eq!(read("pages_to_scan").trim_end_matches('\n')[..3].to_owned(), pages, "{later}");
         }
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn overrides_that_are_seen_after_the_selector_apply_at_once() {
+        let root = std::env::temp_dir().join(format!("ferrovirt-ksm-overrides-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).unwrap();
+        for (name, content) in [
+            ("meminfo", "MemTotal:       33554432 kB\nMemAvailable:   31457280 kB\n"),
+            ("run", "0\n"),
+            ("pages_to_scan", "100\n"),
+            ("sleep_millisecs", "20\n"),
+        ] {
+            fs::write(root.join(name), content).unwrap();
+        }
+        let node =
+            |pairs: &[(&str, &str)]| ObjectMeta { annotations: Some(annotations(pairs)), ..ObjectMeta::default() };
+        let (start, all) = (Instant::now(), LabelSelector::default());
+        let mut ksm = Ksm::new(root.clone(), root.clone());
+        let free = &[("free-percent-override", "1.0")][..];
+        for (later, pairs, managed, pages) in
+            [(0, &[][..], false, "100"), (1, free, true, "100"), (2, free, true, "100"), (181, free, true, "400")]
+        {
+            let now = start + Duration::from_secs(later);
+            let shown = ksm.follow(Some(&all), &node(pairs), now);
+            let scanned = fs::read_to_string(root.join("pages_to_scan")).unwrap();
+            assert_eq!((shown, scanned.get(..3)), (Shown { enabled: true, managed }, Some(pages)), "{later}");
+        }
+        assert_eq!(ksm.due(), Some(start + Duration::from_secs(361)));
         fs::remove_dir_all(root).unwrap();
     }
 }
