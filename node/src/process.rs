@@ -318,7 +318,8 @@ impl Process {
     fn identity(&self, role: certificate::Role, needed: impl Future<Output = ()> + Send + 'static) -> Identity {
         let identity = Identity::empty();
         let (client, node) = (self.client.clone(), self.options.node_name.clone());
-        self.spawn("certificate", certificate::follow(client, node, role, needed, identity.clone(), self.stop.clone()));
+        let (roots, stop) = (self.roots.clone(), self.stop.clone());
+        self.spawn("certificate", certificate::follow(client, node, role, needed, roots, identity.clone(), stop));
         identity
     }
 }

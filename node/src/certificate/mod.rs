@@ -3,12 +3,13 @@
 //! For each, virt-handler generates a key that never leaves its memory and creates a CertificateSigningRequest that names its
 //! node. virt-controller signs it if the request came from virt-handler's service account on that node. At 80 % of a
 //! certificate's lifetime the next one is requested, with a new key. If the clocks of virt-controller and this node differ, a new
-//! certificate can seem to be at its end or not to have begun: it is used, and requests follow at growing intervals.
+//! certificate can seem to be at its end or not to have begun: it is used, and requests follow at growing intervals. The first
+//! authority of the bundle is the current one. If another one has signed the certificate, the next one is requested as well.
 //!
 //! ```text
 //!   request created -> pending ----> signed ----> in use -----> 80 % of its lifetime
 //!        ^                | denied, failed, gone, too late             |
-//!        |                v                                            |
+//!        |                v                                            | or other authority
 //!        +-------- pause (1 s ... 5 min) <-----------------------------+
 //! ```
 //!
@@ -20,7 +21,7 @@ use std::time::Duration;
 use api::tls::{GUEST_CLIENT_CN, HANDLER_CN, HANDLER_SIGNER, handler_request_name, handler_server_name};
 use daemon::{
     backoff, errors,
-    tls::{Identity, TlsError},
+    tls::{Identity, Roots, TlsError},
 };
 use k8s_openapi::{
     ByteString,
@@ -35,7 +36,7 @@ use kube::{
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use x509_parser::pem::Pem;
+use x509_parser::prelude::{FromDer, Pem, X509Certificate};
 
 /// Longest call to the API server.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
@@ -51,6 +52,9 @@ const INTERVAL: (Duration, Duration) = (Duration::from_secs(60), Duration::from_
 const CLOCK_SKEW: i64 = 300;
 /// Interval of checks of the wall clock, which can be set.
 const CLOCK_CHECK: Duration = Duration::from_secs(30);
+/// Time over which nodes spread their requests after a new authority, which all see at once. With the shortest [`INTERVAL`], or
+/// with [`CLOCK_CHECK`], it stays below two minutes.
+const SPREAD: Duration = Duration::from_secs(30);
 
 /// Role of a certificate.
 #[derive(Clone, Copy, Debug)]
@@ -142,12 +146,13 @@ pub(crate) async fn follow(
     node: String,
     role: Role,
     needed: impl Future<Output = ()>,
+    roots: Roots,
     identity: Identity,
     stop: CancellationToken,
 ) {
     let keep = async {
         needed.await;
-        keep_fresh(client, &node, role, &identity).await;
+        keep_fresh(client, &node, role, &roots, &identity).await;
     };
     tokio::select! {
         () = stop.cancelled() => {}
@@ -155,7 +160,7 @@ pub(crate) async fn follow(
     }
 }
 
-async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity) {
+async fn keep_fresh(client: Client, node: &str, role: Role, roots: &Roots, identity: &Identity) {
     let (mut failures, mut hasty) = (0_u32, None);
     loop {
         match obtain(&client, node, role, identity).await {
@@ -164,16 +169,21 @@ async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity)
                 tracing::info!(?role, until = validity.until, "certificate in use");
                 let least = validity.least_use(hasty);
                 let is_due = || validity.is_due(Timestamp::now().as_second());
-                hasty = is_due().then_some(least);
+                let is_superseded = || is_superseded(roots, identity);
+                hasty = (is_due() || is_superseded()).then_some(least);
                 if hasty.is_some() {
                     tracing::warn!(
                         ?role,
                         ?validity,
-                        "a new certificate is not in its time: the clocks of the nodes differ"
+                        "a new certificate is due at once: clocks differ, or it is not of the current authority"
                     );
                 }
                 sleep(least).await;
                 while !is_due() {
+                    if is_superseded() {
+                        sleep(jitter()).await;
+                        break;
+                    }
                     sleep(CLOCK_CHECK).await;
                 }
             }
@@ -185,6 +195,21 @@ async fn keep_fresh(client: Client, node: &str, role: Role, identity: &Identity)
             }
         }
     }
+}
+
+/// Returns true if another authority than the current one has signed the certificate in use. Each has a name of its own.
+fn is_superseded(roots: &Roots, identity: &Identity) -> bool {
+    let (Some(bundle), Some(present)) = (roots.pem(), identity.current()) else { return false };
+    let Some(Ok(first)) = Pem::iter_from_buffer(&bundle).next() else { return false };
+    let leaf = present.cert.first().and_then(|leaf| X509Certificate::from_der(leaf).ok());
+    let (Ok(authority), Some((_, leaf))) = (first.parse_x509(), leaf) else { return false };
+    authority.subject().as_raw() != leaf.issuer().as_raw()
+}
+
+/// Returns a random part of [`SPREAD`].
+fn jitter() -> Duration {
+    let [random, ..] = uuid::Uuid::new_v4().into_bytes();
+    SPREAD * u32::from(random) / u32::from(u8::MAX)
 }
 
 /// Requests one certificate and puts it into use.

@@ -116,7 +116,7 @@ fn started(
 ) -> Identity {
     let identity = Identity::empty();
     let (client, stop) = (api_server(sign, made), stop.clone());
-    tokio::spawn(follow(client, "node-1".to_owned(), role, needed, identity.clone(), stop));
+    tokio::spawn(follow(client, "node-1".to_owned(), role, needed, Roots::empty(), identity.clone(), stop));
     identity
 }
 
@@ -252,6 +252,7 @@ async fn virt_handler_whose_clock_is_ahead_does_not_request_without_pause() {
         "node-1".to_owned(),
         Role::Handler,
         std::future::ready(()),
+        Roots::empty(),
         Identity::empty(),
         stop.clone(),
     ));
@@ -263,4 +264,46 @@ async fn virt_handler_whose_clock_is_ahead_does_not_request_without_pause() {
     }
     // At once, and after 1, 3, 7, 15, 31 minutes.
     assert_eq!(count, 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn virt_handler_gets_a_certificate_of_the_current_authority() {
+    // The name that the library gives to the authority of `signed_with`.
+    const SIGNER: &str = "rcgen self signed cert";
+    let bundle = |names: &[&str]| -> String {
+        let pem = |name: &&str| {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, *name);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+        };
+        names.iter().map(pem).collect()
+    };
+    let (made, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    let (stop, roots) = (CancellationToken::new(), Roots::empty());
+    tokio::spawn(follow(
+        api_server(true, made),
+        "node-1".to_owned(),
+        Role::Handler,
+        std::future::ready(()),
+        roots.clone(),
+        Identity::empty(),
+        stop.clone(),
+    ));
+    for (authorities, seconds, expected, why) in [
+        (&[SIGNER, "next"][..], 3580, 1, "the next authority does not sign yet"),
+        (&["next", SIGNER], 70, 1, "the former authority is not the first any more"),
+        (&["next", SIGNER], 3600, 5, "it signs nevertheless: after 1, 3, 7, 15, 31 minutes"),
+        (&[SIGNER, "next"], 7200, 0, "the certificate is of the current authority"),
+    ] {
+        roots.set_pem(bundle(authorities).as_bytes()).unwrap();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let mut count = 0;
+        while requests.try_recv().is_ok() {
+            count += 1;
+        }
+        assert_eq!(count, expected, "{why}");
+    }
+    stop.cancel();
 }
