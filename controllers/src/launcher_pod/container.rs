@@ -13,7 +13,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::{Inputs, RenderError, resources::PodResources, some, volumes::Mounts};
+use super::{Inputs, RenderError, metadata, resources::PodResources, some, volumes::Mounts};
 use crate::pod_parts;
 
 /// Seconds before the first probe, added to the requested delay.
@@ -100,6 +100,9 @@ fn command(inputs: &Inputs<'_>, grace: i64, verbosity: u64) -> Vec<String> {
     };
     if meta.annotations.iter().flatten().any(keeps) {
         arguments.push("--keep-after-failure".to_owned());
+    }
+    if metadata::has_proxy(inputs.instance) {
+        arguments.push("--end-proxy".to_owned());
     }
     // With any value.
     if meta.annotations.iter().flatten().any(|(key, _)| key == annotation::LAUNCHER_FAIL_FAST) {

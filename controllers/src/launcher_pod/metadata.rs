@@ -44,6 +44,13 @@ fn labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     labels
 }
 
+/// Returns true if the pod has Istio's proxy, by the label that [`labels`] gives it.
+pub(super) fn has_proxy(instance: &VirtualMachineInstance) -> bool {
+    let label = instance.metadata.labels.as_ref().and_then(|labels| labels.get(ISTIO_INJECT));
+    let value = super::annotation(instance, ISTIO_INJECT).or(label.map(String::as_str));
+    value.is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
 /// Returns the labels by which the pod is found.
 pub(crate) fn identity_labels(instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
     BTreeMap::from([

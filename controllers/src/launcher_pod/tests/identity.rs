@@ -35,6 +35,24 @@ fn istio_proxy_is_requested_by_the_vmis_annotation() {
 }
 
 #[test]
+fn istio_proxy_is_ended_with_the_guest() {
+    let inject = "sidecar.istio.io/inject";
+    for (metadata, ends) in [
+        (json!({}), false),
+        (json!({"annotations": {inject: "true"}}), true),
+        (json!({"annotations": {inject: "false"}}), false),
+        (json!({"labels": {inject: "true"}}), true),
+        (json!({"labels": {inject: "true"}, "annotations": {inject: "false"}}), false),
+    ] {
+        let mut instance = vmi(small());
+        instance.metadata = serde_json::from_value(metadata.clone()).unwrap();
+        let pod = rendered_vmi(&instance, &ClusterConfig::default(), NamespaceLimits::default()).unwrap();
+        let args = pod["spec"]["containers"][0]["command"].as_array().unwrap();
+        assert_eq!(args.contains(&json!("--end-proxy")), ends, "{metadata}");
+    }
+}
+
+#[test]
 fn service_account_is_the_vmis_or_that_of_its_disk() {
     let disk = json!({"volumes": [{"name": "sa", "serviceAccount": {"serviceAccountName": "disk"}}]});
     let none = json!({});

@@ -1,6 +1,7 @@
 //! virt-launcher-monitor: the first process of a launcher pod.
 
 mod daemon_log;
+mod proxy;
 mod supervisor;
 
 use std::process::ExitCode;

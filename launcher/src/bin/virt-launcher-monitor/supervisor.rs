@@ -2,7 +2,7 @@
 //!
 //! It starts the worker, forwards signals, reaps the children of process 1 (QEMU among them) and restarts a crashed
 //! worker, which takes over libvirt's daemon and the running guest. After the worker's final exit it makes sure that
-//! QEMU has ended, and exits with the worker's code.
+//! QEMU has ended, ends the proxy of a service mesh, and exits with the worker's code.
 //!
 //! It stays small, since every pod pays for it: it links neither an async runtime nor libvirt.
 
@@ -20,7 +20,7 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, kill_process, wait},
 };
 
-use crate::daemon_log::DaemonLog;
+use crate::{daemon_log::DaemonLog, proxy};
 
 /// The worker.
 const WORKER: &str = "/usr/bin/virt-launcher";
@@ -39,6 +39,8 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Argument of the supervisor: keep a failed pod for inspection until it is deleted.
 const KEEP: &str = "--keep-after-failure";
+/// Argument of the supervisor: a service mesh has a proxy in the pod.
+const END_PROXY: &str = "--end-proxy";
 
 /// Action after the worker has ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,7 +71,8 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (kept, args): (Vec<OsString>, Vec<OsString>) = args.into_iter().partition(|arg| arg == KEEP);
+    let (own, args): (Vec<OsString>, Vec<OsString>) = args.into_iter().partition(|arg| arg == KEEP || arg == END_PROXY);
+    let has = |option: &str| own.iter().any(|arg| arg == option);
     let worker = std::env::var_os("VIRT_LAUNCHER_WORKER").unwrap_or_else(|| WORKER.into());
     let mut log = DaemonLog::of(&args);
     let mut crashes: Vec<Instant> = Vec::new();
@@ -94,7 +97,10 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
         }
     };
     let code = if end_all(&mut log) { code } else { 1 };
-    if code != 0 && !kept.is_empty() {
+    if has(END_PROXY) {
+        proxy::end();
+    }
+    if code != 0 && has(KEEP) {
         eprintln!("virt-launcher-monitor: the VMI has failed, keeping its pod until it is deleted");
         while !terminating {
             wait_for_signal(&signals, None, IDLE);
