@@ -39,7 +39,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// Argument of the supervisor: keep a failed pod for inspection until it is deleted.
 const KEEP: &str = "--keep-after-failure";
-/// Argument of the supervisor: a service mesh has a proxy in the pod.
+/// Argument of the supervisor: the pod asked for the proxy of a service mesh.
 const END_PROXY: &str = "--end-proxy";
 
 /// Action after the worker has ended.
@@ -97,9 +97,7 @@ pub(crate) fn run(args: Vec<OsString>) -> ExitCode {
         }
     };
     let code = if end_all(&mut log) { code } else { 1 };
-    if has(END_PROXY) {
-        proxy::end();
-    }
+    proxy::end(has(END_PROXY));
     if code != 0 && has(KEEP) {
         eprintln!("virt-launcher-monitor: the VMI has failed, keeping its pod until it is deleted");
         while !terminating {
