@@ -293,10 +293,9 @@ mod tests {
             ClusterConfig::from_kubevirt(&serde_json::from_value(object).unwrap()).unwrap()
         };
         let own = json!([{"type": "hotplug-disk", "resources": {"limits": {"memory": "200M"}}}]);
-        for (config, memory) in [
-            (configuration(json!({})), "80M"),
-            (configuration(json!({"supportContainerResources": own})), "200M"),
-        ] {
+        for (config, memory) in
+            [(configuration(json!({})), "80M"), (configuration(json!({"supportContainerResources": own})), "200M")]
+        {
             for render in [render, render_trigger] {
                 let pod = rendered_by(render, false, &json!({}), &config);
                 let expected = json!({
