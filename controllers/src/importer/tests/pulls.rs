@@ -14,7 +14,7 @@ fn failed_pull_is_progress_unless_the_node_pulls() {
         (http, "ImagePullBackOff", "ImportScheduled"),
     ] {
         let mut change = begun();
-        json_patch::merge(&mut change, &json!({"spec": {"source": source}}));
+        change["spec"]["source"] = source.clone();
         let pod = pod("Pending", &json!({"state": {"waiting": {"reason": waits, "message": "m"}}}), 50);
         let observed = Observed { claim: claim("Bound", &json!({})), pod, ..observed(&change) };
         let reason = if waits == "ContainerCreating" { waits } else { "ImagePullFailed" };
