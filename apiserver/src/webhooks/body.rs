@@ -4,8 +4,8 @@
 //! part of the budget.
 //!
 //! A review that waits for memory and holds some can wait for another one that does the same. So a review of an API server, which
-//! announces its length, waits at most three times, in this order: for its turn if it is large, for memory for its whole text, and for
-//! memory for its values. With the last it needs nothing more.
+//! announces its length, holds nothing while it waits, as soon as its first bytes have shown that it arrives, for its turn if it is large, and
+//! for memory for its whole text. Then it waits for memory for its values. With the last it needs nothing more.
 
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ const MAX_LARGE_VALUES: usize = MAX_BODY;
 const MAX_VALUES: usize = 32 << 10;
 /// A larger review waits for its turn among the large ones, so that two halves do not wait for each other's memory.
 const LARGE_BODY: usize = 1 << 20;
+/// Bytes that have to arrive before an API server's review gets memory for all that it announces: its sender may stall.
+const FIRST_BYTES: usize = 16 << 10;
 /// Longest time of a review that is spent waiting for its sender. kube-apiserver sends bodies from memory.
 const BODY_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -82,7 +84,8 @@ impl Default for ReviewMemory {
 }
 
 impl ReviewMemory {
-    /// Reads a body. Memory is counted before the first byte if an API server announces the length, otherwise as the bytes arrive.
+    /// Reads a body. Memory is counted as a whole, after the first bytes, if an API server announces the length, otherwise as the bytes
+    /// arrive.
     pub(super) async fn receive<'a>(
         &self,
         body: &mut Body,
@@ -97,7 +100,8 @@ impl ReviewMemory {
         let announced = announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX));
         let too_long = announced.is_some_and(|length| length > max_body);
         if let Some(length) = announced.filter(|_| !too_long) {
-            self.count(&mut received, length, length, trusted, large).await?;
+            let first = length.min(FIRST_BYTES);
+            self.count(&mut received, first, first, trusted, large).await?;
         }
         loop {
             let waited = tokio::time::Instant::now();
@@ -120,8 +124,14 @@ impl ReviewMemory {
                 continue;
             }
             let more = size.saturating_sub(received.memory.bytes());
-            if more > 0 {
-                self.count(&mut received, more, size, trusted, large).await?;
+            match announced {
+                _ if more == 0 => {}
+                Some(length) => {
+                    received.memory = Reservation::default();
+                    let whole = length.max(size);
+                    self.count(&mut received, whole, whole, trusted, large).await?;
+                }
+                None => self.count(&mut received, more, size, trusted, large).await?,
             }
             received.bytes.extend_from_slice(&data);
         }
@@ -190,6 +200,8 @@ mod tests {
         byte: u8,
         rest: usize,
         arrived: bool,
+        /// Frames until the sender stalls.
+        frames: usize,
     }
 
     impl HttpBody for Announced {
@@ -200,11 +212,15 @@ mod tests {
             mut self: Pin<&mut Self>,
             context: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            if self.frames == 0 {
+                return Poll::Pending;
+            }
             self.arrived = !self.arrived;
             if self.arrived {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
+            self.frames -= 1;
             let size = self.rest.min(64 << 10);
             self.rest -= size;
             Poll::Ready((size > 0).then(|| Ok(Frame::data(Bytes::from(vec![self.byte; size])))))
@@ -216,7 +232,7 @@ mod tests {
     }
 
     fn announced(byte: u8, length: usize) -> Body {
-        Body::new(Announced { byte, rest: length, arrived: false })
+        Body::new(Announced { byte, rest: length, arrived: false, frames: usize::MAX })
     }
 
     /// Returns a body that stalls after `bytes` bytes.
@@ -247,6 +263,25 @@ mod tests {
         assert!(statuses.iter().all(|status| *status == StatusCode::REQUEST_TIMEOUT), "{statuses:?}");
         assert_eq!(memory.all.available(), MAX_BODIES);
         assert_eq!(memory.others.available(), MAX_OTHER_BODIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn announced_bodies_that_stall_delay_nobody() {
+        let (memory, large) = (ReviewMemory::default(), Semaphore::new(1));
+        let stalls = (0..64).map(|_| async {
+            let mut body = Body::new(Announced { byte: b' ', rest: 1 << 20, arrived: false, frames: 0 });
+            memory.receive(&mut body, true, &large).await.map(drop).unwrap_err().status
+        });
+        let other = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let began = tokio::time::Instant::now();
+            let received = memory.receive(&mut announced(b' ', 2 << 20), true, &large).await;
+            assert_eq!(received.map_err(|refusal| refusal.status).unwrap().bytes.len(), 2 << 20);
+            assert!(began.elapsed() < Duration::from_millis(100), "{:?}", began.elapsed());
+        };
+        let (statuses, ()) = futures::join!(futures::future::join_all(stalls), other);
+        assert!(statuses.iter().all(|status| *status == StatusCode::REQUEST_TIMEOUT), "{statuses:?}");
+        assert_eq!(memory.all.available(), MAX_BODIES);
     }
 
     #[tokio::test(start_paused = true)]
