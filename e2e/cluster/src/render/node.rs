@@ -29,14 +29,17 @@ pub(crate) fn init(plan: &Plan, node: &Node, bin: &Path, driver: &Path) -> Init 
         after,
     };
     let containerd = vec![text(&bin.join("containerd")), "--config".into(), folder("containerd.toml")];
-    let label = node.is_vm().then(|| ("node-labels", format!("{VM_NODE_LABEL}=true")));
+    let of_vm = [("node-labels", format!("{VM_NODE_LABEL}=true")), ("housekeeping-interval", "60s".to_owned())];
     let kubelet_flags = [
         ("config", folder("kubelet.yaml")),
         ("kubeconfig", folder("kubelet.kubeconfig")),
         ("hostname-override", node.name.clone()),
         ("node-ip", plan.families(node.address, node.address6)),
     ];
-    let kubelet = flags(bin.join("kubelet"), &kubelet_flags.into_iter().chain(label).collect::<Vec<_>>());
+    let kubelet = flags(
+        bin.join("kubelet"),
+        &kubelet_flags.into_iter().chain(of_vm.into_iter().filter(|_| node.is_vm())).collect::<Vec<_>>(),
+    );
     let proxy = flags(
         bin.join("kube-proxy"),
         &[("config", folder("kube-proxy.yaml")), ("hostname-override", node.name.clone())],
@@ -103,6 +106,8 @@ pub(crate) fn kubelet(plan: &Plan, node: &Node) -> String {
         // A soft taint: VMIs and other pods go to this slow node if they select it.
         json!({
             "cgroupDriver": "systemd",
+            // Its processor is busy without reports.
+            "nodeStatusUpdateFrequency": "10s",
             "registerWithTaints": [{"key": VM_NODE_LABEL, "value": "true", "effect": "PreferNoSchedule"}],
         })
     } else {
