@@ -64,7 +64,7 @@ with open('/run/most.part', 'w') as out:
     out.write(f'{most:.3f}')
 os.rename('/run/most.part', '/run/most')
 END
-(python3 /run/writer.py) >/dev/null 2>&1 & sleep 2";
+(python3 /run/writer.py &) >/dev/null 2>&1; sleep 2";
 const STALL: &str = "touch /run/stop; while [ ! -e /run/most ]; do sleep 0.1; done; cat /run/most";
 
 /// Measures both and reports the medians. Does nothing on other clusters than the test cluster, whose default class has snapshots.
