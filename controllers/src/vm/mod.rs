@@ -253,13 +253,15 @@ fn write_status(
     Ok(())
 }
 
-/// Reasons of the condition Synchronized of which a VMI has events, beside warnings about its pod.
-const WARNINGS: [&str; 6] = [
+/// Reasons of the condition Synchronized that are causes, and no mere wait, beside warnings about the pod.
+const WARNINGS: [&str; 8] = [
     event::CONTAINER_PATH_VOLUMES_DISABLED,
     event::FAILED_CREATE,
     event::FAILED_DATA_VOLUME_IMPORT,
     event::POD_REJECTED,
     event::SYNC_FAILED,
+    reason::FAILED_BACKEND_STORAGE_CREATE,
+    reason::FAILED_BACKEND_STORAGE_PROBE,
     reason::FAILED_PVC_NOT_FOUND,
 ];
 

@@ -18,14 +18,20 @@ use super::{
 use crate::{
     launcher_pod::with_unoffered,
     resources::{pod_warnings, pods::CachedPod},
+    vm_lease,
 };
 
-/// Reasons for which there is no pod.
+/// Reasons for which there is no pod: those of each [`SyncError`]. A reason that is not listed stays until virt-handler removes it.
 const NO_POD: &[&str] = &[
     reason::FAILED_CREATE,
     reason::FAILED_PVC_NOT_FOUND,
+    reason::FAILED_BACKEND_STORAGE_CREATE,
+    reason::FAILED_BACKEND_STORAGE_DELETE,
+    reason::FAILED_BACKEND_STORAGE_PROBE,
+    reason::BACKEND_STORAGE_NOT_READY,
     event::CONTAINER_PATH_VOLUMES_DISABLED,
     event::FAILED_DATA_VOLUME_IMPORT,
+    vm_lease::OPERATION,
     NO_HINTS,
 ];
 

@@ -354,9 +354,16 @@ fn warning_of_the_vmi_is_an_event_of_the_vm_once() {
             _ => None,
         })
     };
-    for (reason, expected) in
-        [("FailedMount", true), ("FailedCreate", true), ("ErrImagePull", false), ("", false), ("Other", false)]
-    {
+    for (reason, expected) in [
+        ("FailedMount", true),
+        ("FailedCreate", true),
+        ("FailedBackendStorageCreate", true),
+        ("FailedBackendStorageProbe", true),
+        ("BackendStorageNotReady", false),
+        ("ErrImagePull", false),
+        ("", false),
+        ("Other", false),
+    ] {
         let mut vm = with_strategy("Always", &Value::Null);
         let mut vmi = instance(&vm, "Scheduling");
         vmi.status.as_mut().unwrap().conditions = serde_json::from_value(json!([

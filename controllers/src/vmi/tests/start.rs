@@ -207,7 +207,16 @@ fn conditions_of_virt_handler_stay() {
         decided(&vmi, &[starting_pod(1)])
     };
     assert_eq!(patch_of(&shown("Synchronizing with the Domain failed."), Kind::Instance), None);
-    for own in ["ErrImagePull", "FailedCreate", "FailedPvcNotFound"] {
+    for own in [
+        "ErrImagePull",
+        "FailedCreate",
+        "FailedPvcNotFound",
+        "BackendStorageNotReady",
+        "FailedBackendStorageCreate",
+        "FailedBackendStorageProbe",
+        "Failed deleting backend storage",
+        "OperationInProgress",
+    ] {
         assert_eq!(condition_in(&status_of(&shown(own)), "Synchronized"), Value::Null, "{own}");
     }
 }

@@ -91,6 +91,24 @@ fn claim_is_made_before_the_pod_and_waited_for() {
 }
 
 #[test]
+fn condition_of_the_wait_for_the_claim_goes_with_the_wait() {
+    let mut vmi = with_tpm(true);
+    let shown = json!([
+        {"type": "Ready", "status": "False"},
+        {"type": "Synchronized", "status": "False", "reason": "BackendStorageNotReady", "message": "PVC pending"},
+    ]);
+    vmi.status.as_mut().unwrap().conditions = serde_json::from_value(shown).unwrap();
+    let name = crate::persistent_state::name_for_vmi(&vmi);
+    let pending = json!({"status": {"phase": "Pending"}});
+    for (change, stays) in [(pending, true), (json!({}), false)] {
+        let decision = decide(&Observed { state: state(&[claim(&name, &change)], false), ..observed(&vmi) }).unwrap();
+        let creates = |effect: &Effect| matches!(effect, Effect::Create { kind: Kind::Pod, .. });
+        assert_eq!(decision.effects.iter().any(creates), !stays, "{change}");
+        assert_eq!(condition_in(&status_of(&decision), "Synchronized").is_object(), stays, "{change}");
+    }
+}
+
+#[test]
 fn vm_whose_state_is_in_one_of_two_claims_does_not_start() {
     let vmi = with_tpm(true);
     let open = State { undecided: Some("mig".to_owned()), ..state(&[claim("c", &json!({}))], false) };
