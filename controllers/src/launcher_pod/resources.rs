@@ -132,23 +132,26 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
                     .map_err(|source| RenderError::Quantity { field: "memory.hugepages.pageSize", source })?,
                 (None, None) => 0,
             };
-            let overcommit = i128::from(inputs.config.memory_overcommit.max(1));
+            let overcommit = if pinned { 100 } else { i128::from(inputs.config.memory_overcommit.max(1)) };
             i64::try_from(i128::from(base) * 100 / overcommit).unwrap_or(i64::MAX)
         }
     };
+    // The request becomes the limit, and the kernel would end a guest that uses more.
+    let request = if pinned && limit.is_none() { request.max(guest.unwrap_or(0)) } else { request };
     let limit = if pinned { Some(request) } else { limit };
-    let (request, limit) = if let Some(size) = page_size {
+    let (request, limit, least) = if let Some(size) = page_size {
         // All of the guest: what a pod takes beyond its request belongs to others.
         let pages = guest.unwrap_or(request);
         let name = format!("hugepages-{size}");
         requests.insert(name.clone(), quantity::bytes(pages));
         limits.insert(name, quantity::bytes(pages));
         let beside = |amount: i64| guest.map_or(0, |guest| (amount - guest).max(0)).saturating_add(overhead);
-        (beside(request), limit.map(beside))
+        (beside(request), limit.map(beside), beside(request))
     } else {
         let overcommits = domain.resources.overcommit_guest_overhead;
         let raised = if overcommits { request } else { request.saturating_add(overhead) };
-        (raised, limit.map(|limit| limit.saturating_add(overhead)))
+        let least = guest.unwrap_or(request).saturating_add(overhead);
+        (raised, limit.map(|limit| limit.saturating_add(overhead)), least)
     };
     requests.insert("memory".to_owned(), quantity::bytes(request));
     if let Some(limit) = limit {
@@ -157,7 +160,7 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
         let ratio = inputs.limits.memory_ratio.filter(|ratio| *ratio >= 1.0).unwrap_or(DEFAULT_LIMIT_RATIO);
         #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "saturates, and is rounded")]
         let limit = (request as f64 * ratio) as i64;
-        limits.insert("memory".to_owned(), quantity::bytes(limit));
+        limits.insert("memory".to_owned(), quantity::bytes(limit.max(least)));
     }
     Ok(())
 }

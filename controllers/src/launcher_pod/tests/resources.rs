@@ -74,6 +74,31 @@ fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
 }
 
 #[test]
+fn limit_that_users_did_not_set_has_room_for_the_guest() {
+    let quota = |memory_ratio| NamespaceLimits { memory: true, cpu: false, memory_ratio };
+    let pinned = json!({"domain": {"cpu": {"cores": 2, "dedicatedCpuPlacement": true}}});
+    let less = json!({"domain": {"resources": {"requests": {"memory": "1Gi"}}}});
+    // change, overcommit, the namespace, whether the request is the limit
+    for (change, memory_overcommit, limits, is_equal) in [
+        (pinned.clone(), 150, NamespaceLimits::default(), true),
+        (merged(pinned, &less), 100, NamespaceLimits::default(), true),
+        (json!({}), 300, quota(None), false),
+        (json!({}), 200, quota(Some(1.0)), false),
+        (less, 100, quota(Some(1.0)), false),
+    ] {
+        let row = format!("{change} {memory_overcommit} {limits:?}");
+        let spec = merged(merged(small(), &json!({"domain": {"memory": {"guest": "4Gi"}}})), &change);
+        let config = ClusterConfig { memory_overcommit, ..ClusterConfig::default() };
+        let pod = rendered_with(spec, &config, limits).unwrap();
+        let overhead: i64 =
+            pod["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"].as_str().unwrap().parse().unwrap();
+        let resources = &pod["spec"]["containers"][0]["resources"];
+        assert_eq!(resources["limits"]["memory"], json!(api::quantity::bytes((4 << 30) + overhead)), "{row}");
+        assert_eq!(resources["requests"]["memory"] == resources["limits"]["memory"], is_equal, "{row}");
+    }
+}
+
+#[test]
 fn dedicated_cpus_include_those_of_the_pool_and_follow_amounts_without_a_topology() {
     for (domain, expected) in [
         (json!({"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 2}}), "3"),
