@@ -57,10 +57,11 @@ pub(super) fn resources(inputs: &Inputs<'_>) -> Result<PodResources, RenderError
 
     cpu(inputs, &mut requests, &mut limits)?;
     memory(inputs, &mut requests, &mut limits, overhead)?;
-    devices(inputs, &mut requests, &mut limits)?;
+    let mut counts = devices(inputs, &mut limits)?;
     for name in networks::resources(inputs)? {
-        one_more(&name, &mut requests, &mut limits);
+        *counts.entry(name).or_default() += 1;
     }
+    request_devices(counts, &mut requests, &mut limits);
     // Only targets of migrations have this device, whatever a VMI or a definition of a network requests.
     for amounts in [&mut requests, &mut limits] {
         amounts.remove(device::USERFAULTFD);
@@ -165,7 +166,8 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
     Ok(())
 }
 
-fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) -> Result<(), RenderError> {
+/// Adds the devices that QEMU needs. Returns the number of GPUs and host devices of each resource.
+fn devices(inputs: &Inputs<'_>, limits: &mut Amounts) -> Result<BTreeMap<String, i64>, RenderError> {
     let spec = &inputs.instance.spec;
     let devices = &spec.domain.devices;
     let one = || Quantity("1".to_owned());
@@ -183,6 +185,7 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
     if api::vsock::is_attached(inputs.instance) {
         limits.insert(device::VHOST_VSOCK.to_owned(), one());
     }
+    let mut counts: BTreeMap<String, i64> = BTreeMap::new();
     let mut refused = Vec::new();
     let permitted = inputs.config.permitted_host_devices.as_ref();
     let gpus = devices.gpus.iter().map(|gpu| ("GPU", &gpu.device_name));
@@ -192,15 +195,23 @@ fn devices(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts) ->
         if permitted.is_some_and(|permitted| !permitted.permits(name)) {
             refused.push(format!("{what} {name} is not permitted in permittedHostDevices configuration"));
         }
-        one_more(name, requests, limits);
+        *counts.entry(name.clone()).or_default() += 1;
     }
-    if refused.is_empty() { Ok(()) } else { Err(RenderError::NotPermitted(refused.join(" "))) }
+    if refused.is_empty() { Ok(counts) } else { Err(RenderError::NotPermitted(refused.join(" "))) }
 }
 
-fn one_more(name: &str, requests: &mut Amounts, limits: &mut Amounts) {
-    for amounts in [requests, limits] {
-        let count = amounts.get(name).and_then(|amount| quantity::units(amount).ok()).unwrap_or(0);
-        amounts.insert(name.to_owned(), Quantity(count.saturating_add(1).to_string()));
+/// Requests these numbers of devices. The amount of a user counts in their place if it is not smaller, and for both lists if it is in
+/// one only: Kubernetes refuses a request that differs from the limit.
+fn request_devices(counts: BTreeMap<String, i64>, requests: &mut Amounts, limits: &mut Amounts) {
+    for (name, count) in counts {
+        let suffices = |amount: &&Quantity| quantity::units(amount).is_ok_and(|amount| amount >= count);
+        let requested = requests.get(&name).filter(suffices).cloned();
+        let limited = limits.get(&name).filter(suffices).cloned();
+        let counted = || Quantity(count.to_string());
+        let request = requested.clone().or_else(|| limited.clone()).unwrap_or_else(counted);
+        let limit = limited.or(requested).unwrap_or_else(counted);
+        requests.insert(name.clone(), request);
+        limits.insert(name, limit);
     }
 }
 

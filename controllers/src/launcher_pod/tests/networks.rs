@@ -68,6 +68,25 @@ fn resources_of_networks_are_requested_unless_another_program_does() {
 }
 
 #[test]
+fn resource_of_a_network_that_the_user_requests_as_well_is_counted_once() {
+    let change = json!({
+        "domain": {
+            "devices": {"interfaces": [{"name": "a", "bridge": {}}]},
+            "resources": {"limits": {"example.org/card": "1"}},
+        },
+        "networks": [{"name": "a", "multus": {"networkName": "cards"}}],
+    });
+    let (instance, config, claims) = (vmi(merged(small(), &change)), ClusterConfig::default(), BTreeMap::new());
+    let card = CachedNetwork { resource: Some("example.org/card".to_owned()), ..CachedNetwork::default() };
+    let definitions = BTreeMap::from([("shop/cards".to_owned(), Arc::new(card))]);
+    let pod = render(&Inputs { definitions: Some(&definitions), ..inputs(&instance, &config, &claims) }).unwrap();
+    let resources = serde_json::to_value(pod).unwrap()["spec"]["containers"][0]["resources"].clone();
+    for amounts in ["requests", "limits"] {
+        assert_eq!(resources[amounts]["example.org/card"], "1", "{resources}");
+    }
+}
+
+#[test]
 fn annotation_of_plugins_is_not_copied_from_a_vmi() {
     let mut instance = vmi(small());
     let annotations = instance.metadata.annotations.get_or_insert_default();

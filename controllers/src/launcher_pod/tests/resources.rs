@@ -187,6 +187,32 @@ fn devices_are_resources_of_the_container_and_cost_memory() {
 }
 
 #[test]
+fn device_that_is_also_among_the_resources_is_counted_once() {
+    let one = |name: &str| json!({"name": name, "deviceName": "nvidia.com/x"});
+    // devices, requests, limits; both in the pod
+    for (devices, requests, limits, expected) in [
+        (vec![one("a")], Value::Null, json!("1"), ["1", "1"]),
+        (vec![one("a")], json!("1"), Value::Null, ["1", "1"]),
+        (vec![one("a")], json!("1"), json!("1"), ["1", "1"]),
+        (vec![one("a")], Value::Null, json!("2"), ["2", "2"]),
+        (vec![one("a")], json!("2"), json!("2"), ["2", "2"]),
+        (vec![one("a"), one("b")], Value::Null, json!("1"), ["2", "2"]),
+        (vec![one("a"), one("b")], json!("1"), json!("1"), ["2", "2"]),
+        // The API server says what is wrong with it.
+        (vec![one("a")], json!("1"), json!("2"), ["1", "2"]),
+    ] {
+        let resources = json!({"requests": {"nvidia.com/x": requests}, "limits": {"nvidia.com/x": limits}});
+        for list in ["gpus", "hostDevices"] {
+            let change = json!({"domain": {"devices": {(list): devices}, "resources": resources}});
+            let pod = rendered(merged(small(), &change));
+            let resources = &pod["spec"]["containers"][0]["resources"];
+            let found = ["requests", "limits"].map(|amounts| resources[amounts]["nvidia.com/x"].clone());
+            assert_eq!(found, expected.map(Value::from), "{list} {change}");
+        }
+    }
+}
+
+#[test]
 fn a_pod_of_equal_requests_and_limits_costs_more_however_they_are_written() {
     let overhead = |requests: Value, limits: Value| {
         let resources = json!({"domain": {"resources": {"requests": requests, "limits": limits}}});
