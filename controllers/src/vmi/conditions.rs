@@ -21,8 +21,8 @@ use crate::{
     vm_lease,
 };
 
-/// Reasons for which there is no pod: those of each [`SyncError`]. A reason that is not listed stays until virt-handler removes it.
-const NO_POD: &[&str] = &[
+/// Reasons for which there is no pod, or one too many: those of each [`SyncError`]. A reason that is not listed stays until virt-handler removes it.
+const ERRORS: &[&str] = &[
     reason::FAILED_CREATE,
     reason::FAILED_PVC_NOT_FOUND,
     reason::FAILED_BACKEND_STORAGE_CREATE,
@@ -32,6 +32,7 @@ const NO_POD: &[&str] = &[
     event::CONTAINER_PATH_VOLUMES_DISABLED,
     event::FAILED_DATA_VOLUME_IMPORT,
     vm_lease::OPERATION,
+    reason::FAILED_DELETE,
     NO_HINTS,
 ];
 
@@ -68,6 +69,7 @@ pub(super) fn update(
         if let Some(message) = rejected {
             set(conditions, Condition::new(condition::SYNCHRONIZED, false, event::POD_REJECTED, &message, &now));
         }
+        undeleted(error, &now, conditions);
         return;
     }
     data_volumes::update_conditions(observed, &phase, conditions);
@@ -76,6 +78,18 @@ pub(super) fn update(
     set_or_remove(conditions, reason, evicted);
     synchronized(observed, &phase, pod, error, conditions);
     scheduled(observed, &phase, pod, error, conditions);
+}
+
+/// Shows that the pod of a VMI that has ended is not deleted. While the guest runs, virt-handler owns the condition.
+fn undeleted(error: Option<&SyncError>, now: &Time, conditions: &mut Vec<Condition>) {
+    let reason = reason::FAILED_DELETE;
+    let shown = |known: &Condition| known.type_ == condition::SYNCHRONIZED && known.reason.as_deref() == Some(reason);
+    match error.filter(|error| error.reason == reason) {
+        Some(error) => {
+            set(conditions, Condition::new(condition::SYNCHRONIZED, false, reason, &error.message, now));
+        }
+        None => conditions.retain(|known| !shown(known)),
+    }
 }
 
 /// Returns true for a phase in which no guest has been started.
@@ -166,7 +180,7 @@ fn synchronized(
         None => conditions.retain(|known| {
             let is_ours = |reason: &str| {
                 let is_over = pod_warnings::known(reason).is_some() && !is_unread;
-                is_over || warnings::STUCK.contains(&reason) || NO_POD.contains(&reason)
+                is_over || warnings::STUCK.contains(&reason) || ERRORS.contains(&reason)
             };
             known.type_ != condition::SYNCHRONIZED || !known.reason.as_deref().is_some_and(is_ours)
         }),

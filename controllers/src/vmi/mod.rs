@@ -58,7 +58,7 @@ use self::{
     pod_metadata::{pod_metadata, readiness_gate},
     pods::{
         choose_cid, choose_frequency, create_pod, delete_pods, is_target, remove_ended_pods, restorations,
-        split_surplus,
+        split_surplus, undeleted,
     },
 };
 use crate::{
@@ -146,6 +146,7 @@ pub(crate) fn decide(observed: &Observed) -> Result<Decision, serde_json::Error>
     if instance.is_deleting() {
         delete_pods(observed, observed.pods.iter().map(Arc::as_ref), &mut decision);
         remove_ended_pods(observed, &mut decision);
+        error = undeleted(observed);
     } else {
         delete_pods(observed, surplus.into_iter(), &mut decision);
         if observed.pods.is_empty() && is_unstarted(instance) {

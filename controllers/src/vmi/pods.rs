@@ -332,6 +332,14 @@ pub(super) fn delete_pods<'a>(observed: &Observed, pods: impl Iterator<Item = &'
     }
 }
 
+/// Returns the error of a deleted VMI with a pod that the API server does not delete. With the next attempt it is over, or is renewed.
+pub(super) fn undeleted(observed: &Observed) -> Option<SyncError> {
+    let failure = observed.failures.of(event::FAILED_DELETE).filter(|failure| failure.blocks(observed.now))?;
+    let is_left = observed.pods.iter().any(|pod| pod.metadata.deletion_timestamp.is_none());
+    let message = format!("failed to delete pod: {}", failure.message);
+    is_left.then(|| SyncError { reason: reason::FAILED_DELETE.to_owned(), message })
+}
+
 /// Removes pods that are being deleted and whose containers have all ended. kubelet removes a pod only after its volumes are
 /// unmounted, 0.4 s later, and the VM of a restart cannot start before.
 pub(super) fn remove_ended_pods(observed: &Observed, decision: &mut Decision) {

@@ -163,6 +163,35 @@ fn pod_of_a_deleted_vmi_ends_within_the_present_grace_period() {
 }
 
 #[test]
+fn refused_deletion_of_the_pod_shows_until_the_next_attempt() {
+    let failure = Failure {
+        reason: "FailedDelete",
+        message: "denied".to_owned(),
+        retry_at: "2030-01-01T00:01:30Z".parse().unwrap(),
+        attempts: 1,
+    };
+    for (phase, shows) in [("Scheduling", true), ("Running", false), ("Succeeded", true), ("Failed", true)] {
+        let mut vmi = in_phase(phase);
+        vmi.metadata.deletion_timestamp = serde_json::from_value(json!("2030-01-01T00:00:30Z")).unwrap();
+        let pods = [pod(&json!({}))];
+        let decision = decided_after(&vmi, &pods, Some(&failure));
+        let status = patch_of(&decision, Kind::Instance).unwrap_or_default()["status"].clone();
+        let condition = condition_in(&status, "Synchronized");
+        let expected = shows.then_some(("False", "FailedDelete", "failed to delete pod: denied"));
+        let text = |name: &str| condition[name].as_str();
+        let found = text("status").zip(text("reason")).zip(text("message"));
+        assert_eq!(found.map(|((status, reason), message)| (status, reason, message)), expected, "{phase}");
+        if !shows {
+            continue;
+        }
+        vmi.status.as_mut().unwrap().conditions.push(serde_json::from_value(condition).unwrap());
+        let decision = decided(&vmi, &pods);
+        assert!(matches!(decision.effects[0], Effect::Delete { kind: Kind::Pod, .. }), "{phase}");
+        assert_eq!(condition_in(&status_of(&decision), "Synchronized"), Value::Null, "{phase}");
+    }
+}
+
+#[test]
 fn vmi_deleted_before_it_had_a_pod_ends_in_one_write() {
     let deleting = vmi(&json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:30Z"}}));
     let decision = decided(&deleting, &[]);
