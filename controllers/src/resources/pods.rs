@@ -40,6 +40,7 @@ const POD_ANNOTATIONS: &[&str] = &[
     annotation::DESCHEDULER_EVICT,
     annotation::DESCHEDULER_PREFER_NO_EVICTION,
     annotation::DESCHEDULER_EVICTION_IN_PROGRESS,
+    annotation::DESCHEDULER_REQUEST_EVICT_ONLY,
     annotation::MIGRATION_TARGET_READY,
 ];
 /// Command of the container in pods that only let the scheduler bind claims. No user can change that of an existing pod.

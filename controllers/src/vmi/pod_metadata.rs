@@ -120,6 +120,8 @@ fn eviction_annotations(
         (annotation::DESCHEDULER_EVICT, said(annotation::DESCHEDULER_EVICT)),
         (annotation::DESCHEDULER_PREFER_NO_EVICTION, said(annotation::DESCHEDULER_PREFER_NO_EVICTION)),
         (annotation::DESCHEDULER_EVICTION_IN_PROGRESS, leaves.then_some("true")),
+        // Without it the descheduler does not wait for the migration.
+        (annotation::DESCHEDULER_REQUEST_EVICT_ONLY, Some("")),
     ];
     let known = |key: &str| pod.metadata.annotations.as_ref()?.get(key).map(String::as_str);
     let changes = wanted.into_iter().filter(|&(key, value)| known(key) != value);

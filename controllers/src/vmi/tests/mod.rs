@@ -58,7 +58,9 @@ fn pod(change: &Value) -> CachedPod {
 fn running_pod(ready: &Value) -> CachedPod {
     let metadata = json!({
         "labels": {"kubevirt.io/nodeName": "n"},
-        "annotations": {"pre.hook.backup.velero.io/container": "compute"},
+        "annotations": {
+            "pre.hook.backup.velero.io/container": "compute", "descheduler.alpha.kubernetes.io/request-evict-only": "",
+        },
     });
     pod(&json!({"metadata": metadata, "status": {
         "phase": "Running",

@@ -87,12 +87,12 @@ fn vmi_that_must_leave_its_node_and_its_pod_show_it_until_the_end_of_the_evictio
 #[test]
 fn pod_of_a_running_vmi_has_the_configured_annotations_for_backups() {
     let ready = || running_pod(&json!({"type": "Ready", "status": "True"}));
+    let (skip, pre) = ("kubevirt.io/skip-backup-hooks", "pre.hook.backup.velero.io/container");
     let bare = || {
         let mut pod = ready();
-        pod.metadata.annotations = None;
+        pod.metadata.annotations.get_or_insert_default().remove(pre);
         pod
     };
-    let (skip, pre) = ("kubevirt.io/skip-backup-hooks", "pre.hook.backup.velero.io/container");
     let (set, removed) = (json!("compute"), Value::Null);
     // annotations of the VMI, the cluster's word, pod, whether the pod is changed, and to what
     let table = [
@@ -126,6 +126,7 @@ fn pod_of_a_running_vmi_has_the_configured_annotations_for_backups() {
 fn pod_has_its_vmis_annotations_for_deschedulers_and_the_mark_of_an_eviction() {
     let prefix = "descheduler.alpha.kubernetes.io";
     let (evict, leaves) = (format!("{prefix}/evict"), format!("{prefix}/eviction-in-progress"));
+    let only = format!("{prefix}/request-evict-only");
     let pod = |annotations: Value| {
         let mut pod = running_pod(&json!({"type": "Ready", "status": "True"}));
         let own = pod.metadata.annotations.get_or_insert_default();
@@ -140,6 +141,8 @@ fn pod_has_its_vmis_annotations_for_deschedulers_and_the_mark_of_an_eviction() {
         (json!({}), "", json!({&evict: "true"}), json!({&evict: null})),
         (json!({}), "n", json!({}), json!({&leaves: "true"})),
         (json!({}), "", json!({&leaves: "true"}), json!({&leaves: null})),
+        // Another value is replaced.
+        (json!({&only: "x"}), "", json!({&only: "x"}), json!({&only: ""})),
     ];
     for (annotations, node, known, changes) in table {
         let mut instance = in_phase("Running");
@@ -148,4 +151,8 @@ fn pod_has_its_vmis_annotations_for_deschedulers_and_the_mark_of_an_eviction() {
         let patch = patch_of(&decided(&instance, &[pod(known.clone())]), Kind::Pod).unwrap_or_default();
         assert_eq!(patch["metadata"]["annotations"], changes, "{annotations} {node} {known}");
     }
+    let mut removed = pod(json!({}));
+    removed.metadata.annotations.get_or_insert_default().remove(&only);
+    let patch = patch_of(&decided(&in_phase("Running"), &[removed]), Kind::Pod).unwrap();
+    assert_eq!(patch, json!({"metadata": {"annotations": {&only: ""}}}));
 }
