@@ -11,7 +11,8 @@ struct Arguments {
     /// Name of the node.
     #[arg(long, alias = "hostname-override", env = "NODE_NAME")]
     node_name: String,
-    /// Address for consoles and lifecycle requests: the pod's. Metrics and health are served on all addresses.
+    /// Address for consoles and lifecycle requests, beside the loopback address: the pod's. Metrics and health are served on all
+    /// addresses.
     #[arg(long, alias = "pod-ip-address", env = "MY_POD_IP", default_value = "0.0.0.0")]
     pod_ip: IpAddr,
     /// Namespace of the installation.

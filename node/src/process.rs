@@ -16,7 +16,7 @@ use daemon::{
     quota::StreamQuota,
     tasks::{Spawner, Tasks},
     telemetry::Traces,
-    tls::{Callers, ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError},
+    tls::{Callers, ClientPolicy, Identity, Limits, Roots, ServerTls, TlsError, listen_at_loopback},
 };
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::task::TaskTracker;
@@ -49,7 +49,7 @@ const CONSOLES: Limits = Limits { probes: 0, handshake_proves: true, ..Limits::D
 pub struct Options {
     /// Name of the node.
     pub node_name: String,
-    /// Address of the console server.
+    /// Address of the console server, beside the loopback address.
     pub listen: IpAddr,
     /// Namespace of the installation.
     pub namespace: String,
@@ -283,11 +283,14 @@ impl Process {
         let clients = ClientPolicy::only(roots.clone(), api::tls::API_CLIENT_CN);
         // Streams are upgraded from HTTP/1.1.
         let tls = ServerTls::following(&identity, clients, &["http/1.1"], config.clone())?;
-        let listener = listen(SocketAddr::new(options.listen, options.console_port))?;
+        let address = SocketAddr::new(options.listen, options.console_port);
+        let listeners = [Some(listen(address)?), listen_at_loopback(address)];
         let quota = StreamQuota::new(server::MAX_STREAMS);
         let router = server::router(vmis.clone(), metrics.streams.clone(), quota, guests, streams.clone());
-        let callers = Callers::default();
-        self.spawn("console-server", daemon::tls::serve(listener, tls, router, CONSOLES, callers, stop.clone()));
+        for listener in listeners.into_iter().flatten() {
+            let (tls, router, callers) = (tls.clone(), router.clone(), Callers::default());
+            self.spawn("console-server", daemon::tls::serve(listener, tls, router, CONSOLES, callers, stop.clone()));
+        }
         let (device_dir, config) = (options.device_dir.clone(), config.clone());
         self.spawn("vsock-service", vsock::service::run(device_dir, config, roots.clone(), stop.clone()));
 
@@ -307,7 +310,9 @@ impl Process {
         let endpoint = listener.local_addr().map_err(|source| Error::Listen { address, source })?;
         let (metrics, stop) = (self.metrics.migration.clone(), self.stop.clone());
         let channels = Channels::new(endpoint, identity, &self.roots, metrics, stop.clone())?;
-        self.spawn("migration-server", migration::serve(channels.clone(), listener, stop.clone()));
+        for listener in [Some(listener), listen_at_loopback(endpoint)].into_iter().flatten() {
+            self.spawn("migration-server", migration::serve(channels.clone(), listener, stop.clone()));
+        }
         let pod = self.options.listen;
         let now = move || migration::address(pod);
         self.spawn("migration-address", migration::follow_address(channels.clone(), now, stop));

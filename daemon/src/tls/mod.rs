@@ -33,7 +33,8 @@ pub use mutual::MutualTls;
 pub use peer::{Peer, common_name, not_after};
 pub use roots::Roots;
 pub use server::{
-    Accepted, Callers, Kept, Limits, ProbeAddresses, TrustedAddresses, listen, listen_everywhere, serve, serve_streams,
+    Accepted, Callers, Kept, Limits, ProbeAddresses, TrustedAddresses, listen, listen_at_loopback, listen_everywhere,
+    serve, serve_streams,
 };
 pub use server_tls::ServerTls;
 pub use stream::TlsStream;

@@ -21,7 +21,7 @@ mod write_timeout;
 pub use callers::Callers;
 pub use http::serve;
 pub use limits::Limits;
-pub use listen::{listen, listen_everywhere};
+pub use listen::{listen, listen_at_loopback, listen_everywhere};
 pub use probes::ProbeAddresses;
 pub use streams::{Accepted, Kept, serve_streams};
 pub use trusted::TrustedAddresses;
