@@ -75,7 +75,7 @@ pub(super) fn obstacles(vmi: &VirtualMachineInstance, lacks_feature: bool) -> Ve
     found
 }
 
-/// Returns `BlockMigration` if disks would have to be copied.
+/// Returns `BlockMigration` if disks would have to be copied, also those that prevent a migration.
 pub(super) fn method(vmi: &VirtualMachineInstance) -> &'static str {
     let moved = vmi.status.as_ref().is_some_and(|status| !status.migrated_volumes.is_empty());
     let local = vmi.spec.volumes.iter().any(|volume| {
@@ -85,7 +85,7 @@ pub(super) fn method(vmi: &VirtualMachineInstance) -> &'static str {
             && !virtiofs::is_shared(&vmi.spec, &volume.name)
             && !is_read_only_cdrom(vmi, &volume.name)
     });
-    if moved || local { "BlockMigration" } else { "LiveMigration" }
+    if moved || local || disks(vmi).is_some() { "BlockMigration" } else { "LiveMigration" }
 }
 
 fn interface(vmi: &VirtualMachineInstance) -> Option<String> {
@@ -228,15 +228,22 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_one_node_is_an_obstacle() {
-        let spec = json!({"domain": {"devices": {}},
-            "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "c"}}]});
-        let unknown = first(&vmi(spec.clone(), json!({})));
-        assert_eq!(unknown.0, "DisksNotLiveMigratable");
-        assert!(unknown.1.contains("Unable to determine if PVC c is shared"), "{}", unknown.1);
-        let status = json!({"volumeStatus": [{"name": "root", "target": "vda",
-            "persistentVolumeClaimInfo": {"accessModes": ["ReadWriteOnce"]}}]});
-        assert!(first(&vmi(spec, status)).1.starts_with("cannot migrate VMI: PVC c is not shared"));
+    fn a_claim_of_one_node_is_an_obstacle_and_would_have_to_be_copied() {
+        for mut volume in [json!({"persistentVolumeClaim": {"claimName": "c"}}), json!({"dataVolume": {"name": "c"}})] {
+            volume["name"] = json!("root");
+            let spec = json!({"domain": {"devices": {}}, "volumes": [volume]});
+            let unknown = vmi(spec.clone(), json!({}));
+            let (reason, message) = first(&unknown);
+            assert_eq!((reason, method(&unknown)), ("DisksNotLiveMigratable", "BlockMigration"));
+            assert!(message.contains("Unable to determine if PVC c is shared"), "{message}");
+            for (mode, shared) in [("ReadWriteOnce", false), ("ReadOnlyMany", false), ("ReadWriteMany", true)] {
+                let claim = json!({"accessModes": [mode]});
+                let entry = json!({"name": "root", "target": "vda", "persistentVolumeClaimInfo": claim});
+                let known = vmi(spec.clone(), json!({"volumeStatus": [entry]}));
+                assert_eq!(method(&known), if shared { "LiveMigration" } else { "BlockMigration" }, "{mode}");
+                assert_eq!(first(&known).1.starts_with("cannot migrate VMI: PVC c is not shared"), !shared, "{mode}");
+            }
+        }
     }
 
     #[test]
