@@ -27,6 +27,25 @@ pub(super) fn best_policy<'a>(
     rated.min_by(|left, right| left.0.cmp(&right.0)).map(|(_, policy)| policy.as_ref())
 }
 
+/// Returns true if a policy has a setting, even one that equals the cluster's. The status of a VMI names no other policies.
+pub(super) fn sets_anything(policy: &MigrationPolicySpec) -> bool {
+    let MigrationPolicySpec {
+        allow_auto_converge,
+        allow_post_copy,
+        allow_workload_disruption,
+        bandwidth_per_migration,
+        completion_timeout_per_gib,
+        experimental,
+        max_downtime_ms,
+        selectors: _,
+    } = policy;
+    [allow_auto_converge, allow_post_copy, allow_workload_disruption].into_iter().any(Option::is_some)
+        || bandwidth_per_migration.is_some()
+        || completion_timeout_per_gib.is_some()
+        || experimental.is_some()
+        || max_downtime_ms.is_some()
+}
+
 /// Returns the settings in effect for a VMI.
 pub(super) fn settings(observed: &Observed, vmi: &VirtualMachineInstance) -> MigrationConfigurationOptions {
     let policy = best_policy(&observed.policies, vmi, &observed.namespace);

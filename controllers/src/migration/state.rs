@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Ti
 
 use super::{
     Observed,
-    options::{best_policy, settings},
+    options::{best_policy, sets_anything, settings},
     target,
 };
 use crate::{
@@ -41,6 +41,7 @@ pub(super) fn hand_over(
         return Ok(());
     }
     let policy = best_policy(&observed.policies, vmi, &observed.namespace);
+    let policy = policy.filter(|policy| sets_anything(&policy.spec));
     let own = observed.migration.status.as_ref().and_then(|status| status.migration_state.clone()).unwrap_or_default();
     let overhead = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotation::MEMORY_OVERHEAD_BYTES));
     let source_pod = observed.source().and_then(|pod| pod.metadata.name.clone());

@@ -209,6 +209,30 @@ fn migration_is_handed_over_once_its_pod_runs() {
 }
 
 #[test]
+fn policy_without_settings_is_not_named() {
+    let (idle, pods) = (vmi(&json!({})), [source(), target(&json!({}))]);
+    let own = migration("Scheduled", &json!({}));
+    for (settings, is_named) in [
+        (json!({}), false),
+        (json!({"allowAutoConverge": false}), true),
+        (json!({"allowPostCopy": false}), true),
+        (json!({"allowWorkloadDisruption": false}), true),
+        (json!({"bandwidthPerMigration": "0"}), true),
+        (json!({"completionTimeoutPerGiB": 150}), true),
+        (json!({"maxDowntimeMs": 300}), true),
+    ] {
+        let mut spec = json!({"selectors": {}});
+        json_patch::merge(&mut spec, &settings);
+        let metadata = serde_json::from_value(json!({"name": "p"})).unwrap();
+        let policies = vec![Arc::new(CachedPolicy { metadata, spec: serde_json::from_value(spec).unwrap() })];
+        let decision = decide(&Observed { policies, ..observed(&own, Some(&idle), &pods) }).unwrap();
+        let state = patch_of(&decision, Kind::Instance).unwrap()["status"]["migrationState"].clone();
+        assert_eq!(state["migrationPolicyName"] == "p", is_named, "{settings} {state}");
+        assert!(state["migrationConfiguration"].is_object(), "{settings} {state}");
+    }
+}
+
+#[test]
 fn deleted_migration_is_aborted_as_soon_as_possible() {
     let pods = [source(), target(&json!({}))];
     let address = json!({"targetNodeAddress": "10.0.0.2"});
