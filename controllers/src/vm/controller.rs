@@ -141,6 +141,8 @@ impl Controller for Vms {
         let deleted = vm.metadata.deletion_timestamp.as_ref();
         let restores = deleted.map(|_| caches.vm_restores.by(&RestoreIndex::Vm(key.clone())));
         let instance = caches.vmis.get(key);
+        let named_start = instance.as_ref().and_then(|vmi| vmi.status.as_ref()?.virtual_machine_revision_name.clone());
+        let named_start = named_start.and_then(|name| caches.starts.get(&Key::new(key.namespace.clone(), name)));
         let of_guest = instance.as_deref().into_iter().flat_map(disk_claims).map(str::to_owned);
         let names = claim_names(&vm).into_iter().chain(saved_claims(&vm).cloned()).chain(of_guest);
         let claims = caches.claims_named(&key.namespace, names);
@@ -160,6 +162,7 @@ impl Controller for Vms {
             instancetype: look_up(Role::Instancetype),
             preference: look_up(Role::Preference),
             starts: starts.unwrap_or_default(),
+            named_start,
             restores: restores.unwrap_or_default(),
             destinations: volume_migration::destinations(caches, &vm),
             config: self.config.current(),

@@ -82,6 +82,8 @@ pub(crate) struct Observed {
     pub preference: Lookup,
     /// Records of its starts.
     pub starts: Vec<Arc<StartRevision>>,
+    /// The record that the VMI names. That of an adopted VMI is none of this VM's starts.
+    pub named_start: Option<Arc<StartRevision>>,
     /// Classes of the volume snapshots by storage class of its claims, or why none can be chosen.
     pub snapshot_classes: BTreeMap<String, Result<Option<String>, String>>,
     /// The claim with its state.

@@ -25,6 +25,7 @@ use super::{
     hotplug::Storage,
     nics::{self, Nics},
     resize::{self, Size},
+    revision,
 };
 use crate::{
     resources::start_revisions::{Group, SpecDigests, TemplateDigests},
@@ -256,13 +257,17 @@ pub(super) fn observed_generation(
     template: Option<&Template>,
 ) -> Option<i64> {
     let vm = &*observed.vm;
-    let known = vmi.metadata.annotations.as_ref()?.get(annotation::VM_GENERATION)?.parse().ok()?;
-    let Some(started) = started(observed, vmi) else { return Some(known) };
-    let is_same = match template {
+    let named = || observed.named_start.as_ref()?.template.as_ref();
+    let is_same = started(observed, vmi).or_else(named).is_some_and(|started| match template {
         Some(template) => started.is_same(&template.digests),
         None => started.is_same(&TemplateDigests::of(&vm.spec.template, [None, None], None)),
-    };
-    if is_same { vm.metadata.generation } else { Some(known) }
+    });
+    if is_same {
+        return vm.metadata.generation;
+    }
+    let annotated: Option<i64> =
+        vmi.metadata.annotations.as_ref().and_then(|all| all.get(annotation::VM_GENERATION)?.parse().ok());
+    annotated.or_else(|| revision::generation(vmi.status.as_ref()?.virtual_machine_revision_name.as_deref()?))
 }
 
 /// Returns true if changes are applied to running VMIs.

@@ -21,6 +21,9 @@ use crate::{
     runtime::{Decision, Effect, Event, Kind},
 };
 
+/// End of the name of a record with an expanded VM.
+const OF_EXPANDED: &str = "-expanded";
+
 /// Returns the name of the record of a start at the present generation.
 pub(super) fn name(vm: &VirtualMachine) -> String {
     format!("{}{}", beginning(vm), vm.metadata.generation.unwrap_or(0))
@@ -29,6 +32,11 @@ pub(super) fn name(vm: &VirtualMachine) -> String {
 /// Returns the beginning of the names of a VM's records.
 fn beginning(vm: &VirtualMachine) -> String {
     format!("revision-start-vm-{}-", vm.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// Returns the generation in the name of a record.
+pub(super) fn generation(name: &str) -> Option<i64> {
+    name.strip_suffix(OF_EXPANDED).unwrap_or(name).rsplit_once('-')?.1.parse().ok()
 }
 
 /// Records the start of a VM and deletes the records of former starts.
@@ -124,7 +132,7 @@ pub(super) fn replace_expanded(
     vmi: &VirtualMachineInstance,
     decision: &mut Decision,
 ) -> Result<(), serde_json::Error> {
-    let name = format!("{}-expanded", name(expanded));
+    let name = format!("{}{OF_EXPANDED}", name(expanded));
     decision.push(create(expanded, &name, None)?);
     let patch = json!({"status": {"virtualMachineRevisionName": name}});
     decision.push(Effect::merge(Kind::Instance, &vmi.metadata, patch));

@@ -81,6 +81,54 @@ fn observed_generation_and_placement_follow_the_template() {
 }
 
 #[test]
+fn observed_generation_without_annotation_or_own_record_is_that_of_the_named_record() {
+    const KEY: &str = "kubevirt.io/vm-generation";
+    let (same, other) =
+        (json!({"runStrategy": "RerunOnFailure"}), json!({"template": {"spec": {"hostname": "other"}}}));
+    let (own, adopted) = ("revision-start-vm-vm-uid-2", "revision-start-vm-other-uid-7");
+    let expanded = "revision-start-vm-vm-uid-2-expanded";
+    // Change, annotation of the VMI, name of its record, owner of the record; annotation that is written, observed generation.
+    for (change, annotated, name, owner, written, generation) in [
+        (&same, None, own, "vm", Some("3"), Some(3)),
+        (&same, Some("2b3c"), own, "vm", Some("3"), Some(3)),
+        (&other, Some("2"), own, "vm", None, Some(2)),
+        (&other, Some("2b3c"), own, "vm", Some("2"), Some(2)),
+        (&other, None, own, "vm", Some("2"), Some(2)),
+        (&other, None, expanded, "vm", Some("2"), Some(2)),
+        (&other, None, "record", "vm", None, None),
+        (&same, Some("7"), adopted, "another", Some("3"), Some(3)),
+        (&same, None, adopted, "another", Some("3"), Some(3)),
+        (&other, Some("7"), adopted, "another", None, Some(7)),
+        (&other, None, adopted, "another", Some("7"), Some(7)),
+        // The record was deleted.
+        (&same, Some("7"), adopted, "", None, Some(7)),
+        (&same, None, adopted, "", Some("7"), Some(7)),
+    ] {
+        let (vm, mut vmi, starts) = changed(change);
+        let annotations = vmi.metadata.annotations.get_or_insert_default();
+        annotations.remove(KEY);
+        annotations.extend(annotated.map(|value| (KEY.to_owned(), value.to_owned())));
+        vmi.status.as_mut().unwrap().virtual_machine_revision_name = Some(name.to_owned());
+        let mut record = (*starts[0]).clone();
+        record.metadata.name = Some(name.to_owned());
+        let record = Some(Arc::new(record));
+        let decision = decide(&Observed {
+            starts: record.clone().filter(|_| owner == "vm").into_iter().collect(),
+            named_start: record.filter(|_| !owner.is_empty()),
+            ..observed(&vm, Some(&vmi), None, &ClusterConfig::default())
+        })
+        .unwrap();
+        let row = format!("{change} {annotated:?} {name} {owner}");
+        assert_eq!(vmi_patch(&decision)["metadata"]["annotations"][KEY], json!(written), "{row}");
+        let status = status_patch(&decision);
+        assert_eq!(status["observedGeneration"], json!(generation), "{row}");
+        // The record of another VM requires no restart.
+        let requires = status["conditions"].to_string().contains("RestartRequired");
+        assert_eq!(requires, *change == other && owner == "vm", "{row}");
+    }
+}
+
+#[test]
 fn running_vmi_follows_the_size_of_the_template() {
     let template = json!({"domain": {"cpu": {"sockets": 1}, "memory": {"guest": "1Gi"}}});
     let first =

@@ -80,6 +80,7 @@ fn observed(
         instancetype: Lookup::Unnamed,
         preference: Lookup::Unnamed,
         starts: instance.into_iter().map(record_of).collect(),
+        named_start: None,
         snapshot_classes: BTreeMap::new(),
         state_claim: None,
         hibernation_claim: None,
