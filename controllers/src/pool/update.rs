@@ -134,7 +134,8 @@ pub(super) fn write(observed: &Observed, member: &Member, roll: Roll) -> Result<
     let Some(vmi) = &member.vmi else { return Ok(None) };
     let vm = &*member.vm;
     let effect = match roll {
-        Roll::Replace => Some(Effect::delete(Kind::VirtualMachine, &vm.metadata)),
+        // As in KubeVirt: the number is free when the former disks are gone.
+        Roll::Replace => Some(Effect::delete(Kind::VirtualMachine, &vm.metadata).in_foreground()),
         Roll::Relabel | Roll::KeepDisks => {
             let patch = json!({"metadata": {"labels": {label::POOL_REVISION: member.revision()}}});
             Some(Effect::merge(Kind::Instance, &vmi.metadata, patch))

@@ -70,6 +70,8 @@ pub(crate) struct WriteOptions {
     pub existing_refuses: Option<String>,
     /// Creation of a pod: names that are tried in this order. An existing pod with the same controller counts as created.
     pub names: Vec<String>,
+    /// Deletion: the object stays until its dependents are gone.
+    pub in_foreground: bool,
     /// No other effect depends on it: a refusal does not end the decision and is not remembered.
     pub independent: bool,
 }
@@ -387,6 +389,12 @@ impl Effect {
             *grace_seconds = u32::try_from(seconds.max(1)).ok();
         }
         self
+    }
+
+    /// Returns this deletion in the foreground: the object stays until its dependents are gone.
+    #[must_use]
+    pub(crate) fn in_foreground(self) -> Self {
+        self.with(|options| options.in_foreground = true)
     }
 
     /// Returns true if it reads, and its failure matters to no other effect.

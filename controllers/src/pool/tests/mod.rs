@@ -103,7 +103,10 @@ fn lines(observed: &Observed) -> Vec<String> {
         Effect::Create { kind, object, .. } => {
             format!("create {} {}", kind.kind(), object["metadata"]["name"].as_str().unwrap())
         }
-        Effect::Delete { kind, name, uid: Some(_), .. } => format!("delete {} {name}", kind.kind()),
+        Effect::Delete { kind, name, uid: Some(_), options, .. } => {
+            let propagation = if options.in_foreground { " in the foreground" } else { "" };
+            format!("delete {} {name}{propagation}", kind.kind())
+        }
         Effect::Patch { kind, name, patch, resource_version: Some(_), .. } if *kind != Kind::Pool => {
             let parts = patch.as_object().unwrap();
             let within = |part: &String| parts[part].as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(",");

@@ -430,11 +430,13 @@ impl Executor {
                 }
                 Ok(Some(self.store(*kind, answer)))
             }
-            Effect::Delete { kind, namespace, name, uid, grace_seconds, .. } => {
+            Effect::Delete { kind, namespace, name, uid, grace_seconds, options } => {
+                let propagation =
+                    if options.in_foreground { DeleteParams::foreground() } else { DeleteParams::background() };
                 let parameters = DeleteParams {
                     grace_period_seconds: *grace_seconds,
                     preconditions: Some(Preconditions { resource_version: None, uid: uid.clone() }),
-                    ..DeleteParams::background()
+                    ..propagation
                 };
                 let request = self
                     .request(*kind, namespace.as_deref())

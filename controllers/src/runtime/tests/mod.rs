@@ -436,6 +436,20 @@ async fn writes_after_one_of_an_object_that_is_gone_are_decided_anew() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn object_is_deleted_in_the_background_unless_the_effect_says_otherwise() {
+    let meta = serde_json::from_value(json!({"name": "a", "namespace": "n", "uid": "u"})).unwrap();
+    let delete = Effect::delete(Kind::VirtualMachine, &meta);
+    for (effect, policy) in [(delete.clone(), "Background"), (delete.in_foreground(), "Foreground")] {
+        let server = Server::new([Reply::Answer(200, object("a"))]);
+        let outcome = fixture(&server).executor.carry_out("fake", vec![effect], None).await;
+        assert_eq!(outcome, Outcome::Done { succeeded: vec![] });
+        let bodies = server.bodies();
+        assert_eq!(bodies[0]["propagationPolicy"], policy);
+        assert_eq!(bodies[0]["preconditions"]["uid"], "u");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_created_in_a_namespace_that_is_being_deleted() {
     let create = |namespace: &str| {
         let note = Event::warning(ObjectReference::default(), "FailedCreate", "{error}");

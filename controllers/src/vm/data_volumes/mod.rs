@@ -171,7 +171,9 @@ fn of_template(observed: &Observed, name: &str) -> State {
     let leaving =
         || if was_used { State::Lost } else { State::waits("the former DataVolume or its claim is being deleted") };
     match (observed.data_volumes.get(name), claim) {
-        (Some(present), _) if present.metadata.deletion_timestamp.is_some() => leaving(),
+        (Some(present), _) if present.metadata.deletion_timestamp.is_some() || is_left(&observed.vm, present) => {
+            leaving()
+        }
         (Some(present), _) => match owner::controller(&present.metadata) {
             Some(other) if !owner::is_controlled_by(&present.metadata, &*observed.vm) => {
                 State::Foreign(format!("it belongs to {} {}", other.kind, other.name))
@@ -191,6 +193,14 @@ fn of_template(observed: &Observed, name: &str) -> State {
         (None, None) if was_used && !is_reset(&observed.vm) => State::Lost,
         (None, None) => State::Missing,
     }
+}
+
+/// Returns true for a DataVolume of a former VM of the same name: the garbage collector deletes it.
+fn is_left(vm: &VirtualMachine, data_volume: &DataVolume) -> bool {
+    let former = owner::controller_of_kind::<VirtualMachine>(&data_volume.metadata);
+    former.is_some_and(|former| {
+        vm.metadata.name.as_ref() == Some(&former.name) && vm.metadata.uid.as_ref() != Some(&former.uid)
+    })
 }
 
 /// Returns true for the claim of a DataVolume that does not exist: the garbage collector deletes it.

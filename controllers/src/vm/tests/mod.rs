@@ -2,6 +2,7 @@
 
 mod changes;
 mod data_volumes;
+mod former_disks;
 mod hibernation;
 mod instancetypes;
 mod lease;
