@@ -36,7 +36,7 @@ pub struct KubeVirtStatus {
     /// Version of the installer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub operator_version: Option<String>,
-    /// Number of VMIs with an outdated launcher.
+    /// Number of VMIs with an outdated launcher, or with a change that waits for a migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outdated_virtual_machine_instance_workloads: Option<i32>,
     /// Phase of the installation.

@@ -42,7 +42,11 @@ use self::{
 use crate::{
     cache::Key,
     resources::{
-        Caches, config_maps::VM_LABELS_FILTER, migrations::MigrationIndex, vmis::is_outdated, vms::instancetype_key,
+        Caches,
+        config_maps::VM_LABELS_FILTER,
+        migrations::MigrationIndex,
+        vmis::{counts_as_outdated, is_outdated},
+        vms::instancetype_key,
     },
     runtime::Metrics,
 };
@@ -105,7 +109,10 @@ impl Inventory {
         let vmi_info = gauge("kubevirt_vmi_info", "Properties of VMIs", &VMI_INFO)?;
         let stuck = gauge("kubevirt_vmi_non_evictable", "1 if a VMI must migrate on eviction but cannot", &VMI)?;
         let addresses = gauge("kubevirt_vmi_status_addresses", "Addresses of VMIs", &ADDRESSES)?;
-        let outdated = IntGauge::new("kubevirt_vmi_number_of_outdated", "VMIs whose launcher has another version")?;
+        let outdated = IntGauge::new(
+            "kubevirt_vmi_number_of_outdated",
+            "VMIs whose launcher has another version, or that wait for a migration",
+        )?;
         let emulation =
             IntGauge::new("kubevirt_configuration_emulation_enabled", "1 while guests may run without KVM")?;
 
@@ -126,7 +133,7 @@ impl Inventory {
             let vmi_labels = [node.as_str(), &namespace, &name];
             let is_stuck = is_stuck(&vmi, usual);
             stuck.with_label_values(&vmi_labels).set(f64::from(u8::from(is_stuck)));
-            if is_outdated(&vmi) {
+            if counts_as_outdated(&vmi) {
                 outdated.inc();
             }
             let labels = self.of_vmi(&vmi, &vmi_labels, is_stuck);

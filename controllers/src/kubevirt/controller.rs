@@ -9,7 +9,7 @@ use crate::{
     cache::Key,
     resources::{
         Caches, Resource, needs,
-        vmis::{VmiIndex, is_outdated},
+        vmis::{VmiIndex, counts_as_outdated},
     },
     runtime::{Attempt, Controller, Decision, Needs, Wake},
     setup::{Setup, VERSION},
@@ -62,7 +62,7 @@ impl Controller for Installation {
         wake.key_on(&caches.deployments, &key);
         wake.key_on(&caches.daemon_sets, &key);
         wake.key_on(&caches.roles, &key);
-        wake.key_on_change(&caches.vmis, &key, |vmi| vmi.is_some_and(is_outdated));
+        wake.key_on_change(&caches.vmis, &key, |vmi| vmi.is_some_and(counts_as_outdated));
         wake.at_start(move || vec![key.clone()]);
     }
 
@@ -90,7 +90,7 @@ impl Controller for Installation {
             version: VERSION,
             deployment: self.deployment.clone(),
             architecture: architecture(),
-            outdated_vmis: caches.vmis.count_by(&VmiIndex::Outdated),
+            outdated_vmis: caches.vmis.count_by(&VmiIndex::CountedAsOutdated),
             roles: caches.roles.all(),
             manages_roles: self.manages_roles,
             now: attempt.now,

@@ -94,7 +94,7 @@ pub(crate) struct Observed {
     pub deployment: Arc<Deployment>,
     /// Architecture of the control plane.
     pub architecture: &'static str,
-    /// VMIs whose launcher has another version.
+    /// VMIs whose launcher has another version, or that wait for a migration.
     pub outdated_vmis: usize,
     /// Known cluster roles that can be aggregated into the default ones.
     pub roles: Vec<Arc<CachedRole>>,

@@ -49,6 +49,8 @@ pub(crate) enum VmiIndex {
     Outdated,
     /// VMIs with a change that only a migration can carry out.
     NeedsMigration,
+    /// VMIs that the KubeVirt object counts as outdated.
+    CountedAsOutdated,
 }
 
 impl Cached for VirtualMachineInstance {
@@ -72,6 +74,9 @@ impl Cached for VirtualMachineInstance {
         }
         if is_outdated(self) {
             indices.push(VmiIndex::Outdated);
+        }
+        if counts_as_outdated(self) {
+            indices.push(VmiIndex::CountedAsOutdated);
         }
         if self.is_final() {
             return indices;
@@ -111,6 +116,13 @@ pub(crate) fn needs_migration(vmi: &VirtualMachineInstance) -> bool {
     let is_too_large = |type_: &str| vmi.condition(type_).is_some_and(resize::needs_another_pod);
     [condition::MIGRATION_REQUIRED, condition::VOLUMES_CHANGE].into_iter().any(|type_| vmi.has_true(type_))
         || [condition::HOT_VCPU_CHANGE, condition::HOT_MEMORY_CHANGE].into_iter().any(is_too_large)
+}
+
+/// Returns true for a VMI that the KubeVirt object counts as outdated. As in KubeVirt, one that waits for a migration counts, too,
+/// until the migration begins.
+pub(crate) fn counts_as_outdated(vmi: &VirtualMachineInstance) -> bool {
+    let waits = || *vmi.phase() == VmiPhase::Running && !vmi.is_deleting() && !vmi.is_migrating();
+    is_outdated(vmi) || (needs_migration(vmi) && waits())
 }
 
 /// Returns true for a VMI without a launcher pod that a scheduler has seen.
@@ -166,4 +178,47 @@ pub(crate) fn connected_networks(
         .iter()
         .filter(move |network| !is_absent(&network.name))
         .filter_map(|network| Some((network, network.multus.as_ref()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn vmi_counts_as_outdated_by_its_launcher_or_until_its_migration_begins() {
+        let old = json!({"metadata": {"labels": {"kubevirt.io/outdatedLauncherImage": ""}}});
+        let changed = |type_: &str| json!({"status": {"conditions": [{"type": type_, "status": "True"}]}});
+        let required = changed("MigrationRequired");
+        let with = |first: &Value, second: Value| {
+            let mut both = first.clone();
+            json_patch::merge(&mut both, &second);
+            both
+        };
+        let begun = json!({"status": {"migrationState": {"startTimestamp": "2030-01-01T00:00:00Z"}}});
+        for (change, counts) in [
+            (json!({}), false),
+            (old.clone(), true),
+            (required.clone(), true),
+            (with(&old, required.clone()), true),
+            (changed("VolumesChange"), true),
+            (changed("AgentConnected"), false),
+            (with(&required, begun.clone()), false),
+            (with(&old, begun), true),
+            (with(&required, json!({"metadata": {"deletionTimestamp": "2030-01-01T00:00:00Z"}})), false),
+            (with(&required, json!({"status": {"phase": "Scheduled"}})), false),
+        ] {
+            let mut vmi = json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+                "metadata": {"name": "m", "namespace": "n", "uid": "u"},
+                "spec": {"domain": {"devices": {}}}, "status": {"phase": "Running"},
+            });
+            json_patch::merge(&mut vmi, &change);
+            let vmi: VirtualMachineInstance = serde_json::from_value(vmi).unwrap();
+            let indices = vmi.indices().into_iter();
+            let count = indices.filter(|index| *index == VmiIndex::CountedAsOutdated).count();
+            assert_eq!(count, usize::from(counts), "{change}");
+        }
+    }
 }
