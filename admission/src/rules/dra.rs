@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::{VirtualMachineInstanceSpec, config::ClusterConfig};
+use api::{FeatureGate, VirtualMachineInstanceSpec, config::ClusterConfig};
 
 use super::gates;
 use crate::context::{FieldErrors, names};
@@ -98,15 +98,13 @@ pub(super) fn validate(
                 .collect(),
         },
     ];
-    for kind in &kinds {
-        kind.check(root, config, errors);
-    }
-    validate_shared_requests(root, spec, &kinds, errors);
+    let mut requests: Vec<Request<'_>> = kinds.iter().flat_map(|kind| kind.check(root, config, errors)).collect();
     let known = |claim: &str| spec.resource_claims.iter().any(|known| known.name == claim);
-    let unknown = kinds
-        .iter()
-        .flat_map(|kind| kind.devices.iter())
-        .any(|device| device.is_claimed() && !device.claim.is_empty() && !known(device.claim));
+    let unknown = requests.iter().any(|request| !known(request.claim));
+    if config.enabled(FeatureGate::NetworkDevicesWithDRA) {
+        requests.extend(network_requests(root, spec));
+    }
+    validate_shared_requests(&requests, errors);
     if unknown {
         errors.invalid(
             format!("{root}.resourceClaims"),
@@ -184,8 +182,19 @@ struct Kind<'a> {
     devices: Vec<Device<'a>>,
 }
 
-impl Kind<'_> {
-    fn check(&self, root: &str, config: &ClusterConfig, errors: &mut FieldErrors) {
+/// A request of a claim by a device or network that names both.
+struct Request<'a> {
+    user: &'static str,
+    index: usize,
+    path: String,
+    claim: &'a str,
+    name: &'a str,
+}
+
+impl<'a> Kind<'a> {
+    /// Validates the devices, and returns the requests of the valid ones. If the kind is refused as a whole, there are none, and
+    /// the error is the only one.
+    fn check(&self, root: &str, config: &ClusterConfig, errors: &mut FieldErrors) -> Vec<Request<'a>> {
         let Self { list, label, plural, devices } = self;
         let field = format_args!("{root}.domain.devices.{list}");
         let claimed = devices.iter().filter(|device| device.is_claimed()).count();
@@ -194,7 +203,7 @@ impl Kind<'_> {
                 field,
                 "vmi.spec.domain.devices.gpus contains both DRA and non-DRA GPUs; each GPU must be either DRA or non-DRA",
             );
-            return;
+            return Vec::new();
         }
         for _ in devices.iter().filter(|device| device.name.is_empty() && !device.has_claim) {
             errors.required(
@@ -210,9 +219,9 @@ impl Kind<'_> {
         }
         let row = format!("domain.devices.{list}[].claimName");
         if claimed > 0 && !gates::are_on(&row, field, config, errors) {
-            return;
+            return Vec::new();
         }
-        let mut seen = BTreeSet::new();
+        let mut requests = Vec::new();
         for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.is_claimed()) {
             let path = format!("{field}[{index}]");
             if device.claim.is_empty() {
@@ -221,45 +230,42 @@ impl Kind<'_> {
             if device.request.is_empty() {
                 errors.required(format!("{path}.requestName"), format!("requestName is required for DRA {label}"));
             }
-            let pair = (device.claim, device.request);
-            if !pair.0.is_empty() && !pair.1.is_empty() && !seen.insert(pair) {
-                errors.duplicate(path, format!("duplicate claimName/requestName pair \"{}/{}\"", pair.0, pair.1));
+            if !device.claim.is_empty() && !device.request.is_empty() {
+                requests.push(Request { user: self.plural, index, path, claim: device.claim, name: device.request });
             }
         }
+        let mut seen = BTreeSet::new();
+        for Request { path, claim, name, .. } in &requests {
+            if !seen.insert((*claim, *name)) {
+                errors.duplicate(path, format!("duplicate claimName/requestName pair \"{claim}/{name}\""));
+            }
+        }
+        requests
     }
 }
 
-/// Rejects a request of a claim that two types of devices use.
-fn validate_shared_requests(
-    root: &str,
-    spec: &VirtualMachineInstanceSpec,
-    kinds: &[Kind<'_>],
-    errors: &mut FieldErrors,
-) {
-    let mut users: BTreeMap<(&str, &str), (&str, usize)> = BTreeMap::new();
-    let devices = kinds.iter().flat_map(|kind| {
-        kind.devices.iter().enumerate().filter(|(_, device)| device.is_claimed()).map(move |(index, device)| {
-            let path = format!("{root}.domain.devices.{}[{index}]", kind.list);
-            (kind.plural, index, path, device.claim, device.request)
-        })
-    });
-    let networks = spec.networks.iter().enumerate().filter_map(|(index, network)| {
+fn network_requests<'a>(root: &str, spec: &'a VirtualMachineInstanceSpec) -> Vec<Request<'a>> {
+    let requests = spec.networks.iter().enumerate().filter_map(|(index, network)| {
         let claim = network.resource_claim.as_ref()?;
         let path = format!("{root}.networks[{index}]");
-        Some(("Networks", index, path, text(claim.claim_name.as_ref()), text(claim.request_name.as_ref())))
+        let (claim, name) = (text(claim.claim_name.as_ref()), text(claim.request_name.as_ref()));
+        Some(Request { user: "Networks", index, path, claim, name })
     });
-    for (kind, index, path, claim, request) in devices.chain(networks) {
-        if claim.is_empty() || request.is_empty() {
-            continue;
-        }
-        match users.get(&(claim, request)) {
-            Some((other, at)) if *other != kind => errors.duplicate(
+    requests.filter(|request| !request.claim.is_empty() && !request.name.is_empty()).collect()
+}
+
+/// Rejects a request of a claim that two types of devices use.
+fn validate_shared_requests(requests: &[Request<'_>], errors: &mut FieldErrors) {
+    let mut users: BTreeMap<(&str, &str), (&str, usize)> = BTreeMap::new();
+    for Request { user, index, path, claim, name } in requests {
+        match users.get(&(*claim, *name)) {
+            Some((other, at)) if other != user => errors.duplicate(
                 path,
-                format!("duplicate claimName/requestName pair \"{claim}/{request}\" between {other}[{at}] and {kind}[{index}]"),
+                format!("duplicate claimName/requestName pair \"{claim}/{name}\" between {other}[{at}] and {user}[{index}]"),
             ),
             Some(_) => {}
             None => {
-                users.insert((claim, request), (kind, index));
+                users.insert((*claim, *name), (*user, *index));
             }
         }
     }
