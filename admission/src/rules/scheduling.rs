@@ -223,8 +223,7 @@ pub(super) fn validate_tolerations(root: &str, tolerations: &[Toleration], error
             "Exists" if !value.is_empty() => {
                 invalid(&format!("{path}.operator"), value, "value must be empty when `operator` is 'Exists'", errors);
             }
-            "Exists" => {}
-            "" | "Equal" if key.is_empty() => invalid(
+            "" | "Equal" | "Gt" | "Lt" if key.is_empty() => invalid(
                 &format!("{path}.operator"),
                 toleration.operator.as_deref().unwrap_or_default(),
                 "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
@@ -235,7 +234,15 @@ pub(super) fn validate_tolerations(root: &str, tolerations: &[Toleration], error
                     invalid(&format!("{path}.operator"), value, &error, errors);
                 }
             }
-            other => unsupported(&format!("{path}.operator"), other, "\"Equal\", \"Exists\"", errors),
+            "Gt" | "Lt" if !is_integer(value) => invalid(
+                &format!("{path}.value"),
+                value,
+                "must be a decimal integer of 64 bits when `operator` is 'Gt' or 'Lt'",
+                errors,
+            ),
+            // The API server decides by its feature gate whether a pod may compare numbers.
+            "Exists" | "Gt" | "Lt" => {}
+            other => unsupported(&format!("{path}.operator"), other, "\"Equal\", \"Exists\", \"Gt\", \"Lt\"", errors),
         }
         let effect = toleration.effect.as_deref().unwrap_or_default();
         if !["", "NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
@@ -255,6 +262,11 @@ pub(super) fn validate_tolerations(root: &str, tolerations: &[Toleration], error
             );
         }
     }
+}
+
+/// Returns true if a text is an integer as Kubernetes writes it, without plus sign and leading zeros.
+fn is_integer(text: &str) -> bool {
+    text.parse::<i64>().is_ok_and(|number| number.to_string() == text)
 }
 
 /// Validates the node selector.
@@ -366,6 +378,16 @@ mod tests {
             "spec.tolerations[0].effect",
             "Unsupported value",
         );
+        let compared = |key: &str, operator: &str, value: &str| {
+            json!({"tolerations": [{"key": key, "operator": operator, "value": value, "effect": "NoSchedule"}]})
+        };
+        accepts(compared("a", "Gt", "5"));
+        accepts(compared("a", "Lt", "-3"));
+        accepts(compared("a", "Lt", "0"));
+        for value in ["", "x", "+5", "05", "-0", "1.5", "9223372036854775808"] {
+            refuses(compared("a", "Gt", value), "spec.tolerations[0].value", "must be a decimal integer");
+        }
+        refuses(compared("", "Gt", "5"), "spec.tolerations[0].operator", "operator must be Exists when `key` is empty");
         refuses(json!({"nodeSelector": {"a b": "c"}}), "spec.nodeSelector", "Invalid value: \"a b\"");
     }
 }
