@@ -261,7 +261,9 @@ fn validate_shared_requests(requests: &[Request<'_>], errors: &mut FieldErrors) 
         match users.get(&(*claim, *name)) {
             Some((other, at)) if other != user => errors.duplicate(
                 path,
-                format!("duplicate claimName/requestName pair \"{claim}/{name}\" between {other}[{at}] and {user}[{index}]"),
+                format!(
+                    "duplicate claimName/requestName pair \"{claim}/{name}\" between {other}[{at}] and {user}[{index}]"
+                ),
             ),
             Some(_) => {}
             None => {

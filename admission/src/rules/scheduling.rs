@@ -378,9 +378,7 @@ mod tests {
             "spec.tolerations[0].effect",
             "Unsupported value",
         );
-        let compared = |key: &str, operator: &str, value: &str| {
-            json!({"tolerations": [{"key": key, "operator": operator, "value": value, "effect": "NoSchedule"}]})
-        };
+        let compared = |key: &str, operator: &str, value: &str| json!({"tolerations": [{"key": key, "operator": operator, "value": value, "effect": "NoSchedule"}]});
         accepts(compared("a", "Gt", "5"));
         accepts(compared("a", "Lt", "-3"));
         accepts(compared("a", "Lt", "0"));
