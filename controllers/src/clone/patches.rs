@@ -37,7 +37,7 @@ fn hardware(clone: &VirtualMachineCloneSpec, template: &VirtualMachineInstanceTe
     let Some(domain) = template.spec.as_ref().map(|spec| &spec.domain) else { return };
     for (index, interface) in domain.devices.interfaces.iter().enumerate() {
         let path = format!("{TEMPLATE}/spec/domain/devices/interfaces/{index}/macAddress");
-        match clone.new_mac_addresses.get(&interface.name) {
+        match clone.new_mac_addresses.get(&interface.name).filter(|mac| !mac.is_empty()) {
             Some(mac) => patches.push(json!({"op": "replace", "path": path, "value": mac})),
             None if interface.mac_address.is_some() => patches.push(json!({"op": "remove", "path": path})),
             None => {}

@@ -164,8 +164,8 @@ fn snapshot_is_made_of_a_vm_whose_disks_have_snapshots() {
 fn ready_snapshot_is_restored_with_the_differences() {
     let mut observed = observed(&json!({
         "spec": {
-            "newMacAddresses": {"a": "02:00:00:00:00:09"}, "labelFilters": ["!app"], "volumeNamePolicy": "PrefixTargetName",
-            "template": {"labelFilters": ["kubevirt.io/*"]}, "patches": ["{}"],
+            "newMacAddresses": {"a": "02:00:00:00:00:09", "b": ""}, "labelFilters": ["!app"],
+            "volumeNamePolicy": "PrefixTargetName", "template": {"labelFilters": ["kubevirt.io/*"]}, "patches": ["{}"],
         },
         "status": {"phase": "SnapshotInProgress", "snapshotName": "tmp-snapshot-clone-uid"},
     }));
