@@ -87,8 +87,8 @@ pub(crate) fn field_errors(spec: &VirtualMachineCloneSpec) -> FieldErrors {
     }
     validate_source_and_target(spec, &mut errors);
     for (name, mac) in &spec.new_mac_addresses {
-        // An interface without an address gets a generated one.
-        if !mac.is_empty() && network::mac_bytes(mac).is_none() {
+        // An interface without an address gets a generated one. Addresses of other types of networks are longer.
+        if !mac.is_empty() && network::mac_bytes(mac) != Some(6) {
             let message = format!("interface {name} has malformed MAC address ({mac}).");
             errors.invalid(format!("spec.newMacAddresses.{name}"), message);
         }
