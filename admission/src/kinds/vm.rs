@@ -182,7 +182,11 @@ pub fn field_errors(
     }
     without_zero_memory(chosen, &mut spec);
     if old.is_none() {
-        errors.extend(rules::discontinued(&spec, "spec", config));
+        // As in the reference, bindings are checked only if no gate has an error. VMIs report both.
+        errors.extend(rules::discontinued_gates(&spec, config));
+        if errors.is_empty() {
+            errors.extend(rules::discontinued(&spec, "spec", config));
+        }
         if !errors.is_empty() {
             return Ok(errors);
         }
