@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{host_disk, vm};
 use crate::{
-    context::{Context, Decision, FieldErrors, Interrupt, semantic},
+    context::{Context, Decision, FieldErrors, Interrupt, decode, semantic},
     rules::{self, unsupported},
 };
 
@@ -33,6 +33,8 @@ pub(crate) fn validate(context: &Context<'_>) -> Result<Decision, Interrupt> {
             return Err(Interrupt::failed(400, format!("expect {name} [{found}], but got [{expected}]")));
         }
     }
+    // The schema check of the reference looks no deeper, and comes before the rules.
+    decode::member_errors(decode::members(&context.request.object)?).into_result()?;
     require_templates(&context.request.object)?;
     let pool: VirtualMachinePool = context.object()?;
     let old = old_pool(context)?.map(|old| old.spec);
@@ -106,7 +108,7 @@ fn old_pool(context: &Context<'_>) -> Result<Option<VirtualMachinePool>, Interru
     })
 }
 
-/// Rejects a pool without templates. Their messages differ from those of the schema check, so they come first.
+/// Rejects a pool without templates. Their messages differ from those of the decoder, so they come first.
 fn require_templates(object: &Value) -> Result<(), FieldErrors> {
     let missing = |path: &str| object.pointer(path).is_none_or(Value::is_null);
     let mut errors = FieldErrors::new();

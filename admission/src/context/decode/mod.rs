@@ -20,9 +20,8 @@ pub fn members(raw: &Value) -> Result<&Map<String, Value>, FieldErrors> {
     })
 }
 
-/// Decodes an object and rejects unknown fields of its spec.
-pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, FieldErrors> {
-    let fields = members(raw)?;
+/// Returns the errors of the members of an object without regard to their values: unknown ones, and a missing spec.
+pub(crate) fn member_errors(fields: &Map<String, Value>) -> FieldErrors {
     let mut errors = FieldErrors::new();
     for key in fields.keys() {
         if !["apiVersion", "kind", "metadata", "spec", "status"].contains(&key.as_str()) {
@@ -31,6 +30,15 @@ pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, FieldErrors> {
     }
     if !fields.contains_key("spec") {
         errors.schema("spec in body is required");
+    }
+    errors
+}
+
+/// Decodes an object and rejects unknown fields of its spec.
+pub fn object<T: DeserializeOwned>(raw: &Value) -> Result<T, FieldErrors> {
+    let fields = members(raw)?;
+    let mut errors = member_errors(fields);
+    if !fields.contains_key("spec") {
         return Err(errors);
     }
 
