@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::json;
 
 use super::pod_errors::{forbidden, invalid, required};
 use crate::context::{FieldErrors, names};
 
-/// An invalid label selector, with the message of its first error.
+/// An invalid label selector, with the message of its first invalid requirement.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct SelectorError(String);
@@ -63,11 +64,7 @@ pub(crate) fn validate_match(
 
 /// Returns true if a selector matches the labels. Fails if the selector is invalid.
 pub(crate) fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> Result<bool, SelectorError> {
-    let mut errors = FieldErrors::new();
-    validate("spec.selector", selector, &mut errors);
-    if let Some(error) = errors.as_slice().first() {
-        return Err(SelectorError(error.message.clone()));
-    }
+    check(selector)?;
     let by_label = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let by_expression = selector.match_expressions.iter().flatten().all(|requirement| {
         let value = labels.get(&requirement.key);
@@ -82,10 +79,52 @@ pub(crate) fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String
     Ok(by_label && by_expression)
 }
 
+/// Fails with the first invalid requirement of a selector. The texts are those of `LabelSelectorAsSelector` of Kubernetes,
+/// not those of pod validation.
+fn check(selector: &LabelSelector) -> Result<(), SelectorError> {
+    for (key, value) in selector.match_labels.iter().flatten() {
+        check_requirement(key, std::slice::from_ref(value), None)?;
+    }
+    for requirement in selector.match_expressions.iter().flatten() {
+        let values = requirement.values.as_deref().unwrap_or_default();
+        let broken = match requirement.operator.as_str() {
+            "In" | "NotIn" => values.is_empty().then_some("for 'in', 'notin' operators, values set can't be empty"),
+            "Exists" | "DoesNotExist" => {
+                (!values.is_empty()).then_some("values set must be empty for exists and does not exist")
+            }
+            other => return Err(SelectorError(format!("{other:?} is not a valid label selector operator"))),
+        };
+        check_requirement(&requirement.key, values, broken)?;
+    }
+    Ok(())
+}
+
+/// Fails with all errors of a requirement; `broken` is the rule that the number of its values breaks.
+fn check_requirement(key: &str, values: &[String], broken: Option<&str>) -> Result<(), SelectorError> {
+    let mut found = Vec::new();
+    let problems = names::qualified_name_errors(key);
+    if !problems.is_empty() {
+        found.push(format!("key: Invalid value: {key:?}: {}", problems.join("; ")));
+    }
+    if let Some(rule) = broken {
+        let shown = if values.is_empty() { json!(null) } else { json!(values) };
+        found.push(format!("values: Invalid value: {shown}: {rule}"));
+    }
+    for (index, value) in values.iter().enumerate() {
+        let problems = names::label_value_errors(value);
+        if !problems.is_empty() {
+            found.push(format!("values[{index}][{key}]: Invalid value: {value:?}: {}", problems.join("; ")));
+        }
+    }
+    match found.as_slice() {
+        [] => Ok(()),
+        [one] => Err(SelectorError(one.clone())),
+        many => Err(SelectorError(format!("[{}]", many.join(", ")))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -100,7 +139,37 @@ mod tests {
         ] {
             assert_eq!(matches(&serde_json::from_value(selector).unwrap(), &labels), want);
         }
-        let broken = serde_json::from_value(json!({"matchExpressions": [{"key": "app", "operator": "Like"}]})).unwrap();
-        assert!(matches(&broken, &labels).is_err());
+    }
+
+    #[test]
+    fn messages_are_those_of_kubernetes_selectors() {
+        for (selector, start, end) in [
+            (
+                json!({"matchExpressions": [{"key": "a", "operator": "Like"}]}),
+                "\"Like\" is not a valid label selector operator",
+                "",
+            ),
+            (
+                json!({"matchExpressions": [{"key": "a", "operator": "In"}]}),
+                "values: Invalid value: ",
+                ": for 'in', 'notin' operators, values set can't be empty",
+            ),
+            (
+                json!({"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["x"]}]}),
+                "values: Invalid value: ",
+                ": values set must be empty for exists and does not exist",
+            ),
+            (json!({"matchLabels": {"": "x"}}), "key: Invalid value: \"\": name part must be non-empty; name part", ""),
+            (json!({"matchLabels": {"a": "b c"}}), "values[0][a]: Invalid value: \"b c\": a valid label", ""),
+            (
+                json!({"matchExpressions": [{"key": "a b", "operator": "NotIn", "values": []}]}),
+                "[key: Invalid value: \"a b\": name part must consist",
+                ", values: Invalid value: null: for 'in', 'notin' operators, values set can't be empty]",
+            ),
+        ] {
+            let parsed = serde_json::from_value(selector.clone()).unwrap();
+            let message = matches(&parsed, &BTreeMap::new()).unwrap_err().to_string();
+            assert!(message.starts_with(start) && message.ends_with(end), "{selector}: {message}");
+        }
     }
 }
