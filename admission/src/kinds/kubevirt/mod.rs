@@ -310,7 +310,7 @@ fn validate_ciphers(tls: &TlsConfiguration, errors: &mut FieldErrors) {
         let message = format!(
             "You cannot specify ciphers when {CONFIGURATION}.tlsConfiguration.minTLSVersion is empty or VersionTLS13"
         );
-        errors.not_supported(&field, message);
+        return errors.not_supported(&field, message);
     }
     for (index, cipher) in tls.ciphers.iter().enumerate().filter(|(_, cipher)| !CIPHERS.contains(&cipher.as_str())) {
         errors.not_supported(format!("{field}#{index}"), format!("{cipher} is not a valid cipher"));
