@@ -219,7 +219,7 @@ pub fn update_errors(new: &KubeVirtSpec, old: &KubeVirtSpec) -> FieldErrors {
     let mut errors = FieldErrors::new();
     for patch in &new.customize_components.patches {
         if serde_json::from_str::<serde_json::Value>(&patch.patch).is_err() {
-            errors.not_supported("", format!("patch \"{}\" is not valid JSON", patch.patch));
+            errors.not_supported("", format!("patch {:?} is not valid JSON", patch.patch));
         }
     }
     certificates::validate_relations(&new.certificate_rotate_strategy, &mut errors);
