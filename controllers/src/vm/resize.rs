@@ -130,11 +130,10 @@ fn cpu(config: &ClusterConfig, template: &Size, vmi: &VirtualMachineInstance) ->
         Some(quantity::from_milli(milli.saturating_add(added).max(1)))
     };
     let [request, limit, _] = template.sets;
-    Step::Change(Target {
-        size: wanted,
-        request: grown(resources.requests.get("cpu"), request),
-        limit: grown(resources.limits.get("cpu"), limit),
-    })
+    let [requested, most] = [&resources.requests, &resources.limits].map(|amounts| amounts.get("cpu"));
+    // Made from the limit by admission, as at the next start. A pod that is resized in place cannot leave the QoS class Guaranteed.
+    let is_default = limit && requested.is_some() && requested.map(quantity::milli) == most.map(quantity::milli);
+    Step::Change(Target { size: wanted, request: grown(requested, request || is_default), limit: grown(most, limit) })
 }
 
 fn memory(template: &Size, vmi: &VirtualMachineInstance) -> Step<Target<Quantity>> {
@@ -436,6 +435,14 @@ mod tests {
             assert_eq!((resize.put_cpu(&mut next, &now()), resize.put_memory(&mut next, &now())), (None, None));
             assert_eq!(serde_json::to_value(&next.spec.domain.resources).unwrap(), expected);
         }
+        // The request that admission makes from a limit follows it.
+        let defaulted = json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "0.5"}});
+        let vmi = self::vmi(&json!({"spec": {"domain": {"resources": defaulted}}}));
+        let mut next = vmi.clone();
+        let size = template(json!(3), Value::Null, json!({"limits": {"cpu": "500m"}}));
+        assert_eq!(decide(&ClusterConfig::default(), &size, &vmi).put_cpu(&mut next, &now()), None);
+        let expected = json!({"requests": {"cpu": "700m"}, "limits": {"cpu": "700m"}});
+        assert_eq!(serde_json::to_value(&next.spec.domain.resources).unwrap(), expected);
         // A request below the guest's memory is raised to it, and the limit stays.
         let small = json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "3Gi"}});
         let vmi = self::vmi(&json!({"spec": {"domain": {"resources": small}}}));
