@@ -191,7 +191,7 @@ RUN_NODE = env -u KUBECONFIG $(CLUSTER) run $(DUAL_STACK) --vm-node -- e2e/node.
 .PHONY: node-test
 # A cluster that is up keeps its address families.
 node-test: DUAL_STACK = $(shell $(CLUSTER) status >/dev/null 2>&1 || echo --dual-stack)
-node-test: images guests ## Runs stories on a node in a VM with systemd, cgroup v2 and Debian's kernel, about 60 minutes (NODE_STORIES=names)
+node-test: images guests ## Runs stories on a node in a VM with systemd, cgroup v2 and Debian's kernel, about 30 minutes (NODE_STORIES=names)
 	$(TESTS) --test e2e --no-run
 	@$(AWAIT_AHEAD)
 	$(RUN_NODE)
