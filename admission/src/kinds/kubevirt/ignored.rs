@@ -127,6 +127,7 @@ const GATES: &[(&str, &str)] = &[
     ("IncrementalBackup", "incremental backup"),
     ("NetworkDevicesWithDRA", CLAIMED),
     ("OCIExport", "export of volumes"),
+    ("PCINUMAAwareTopology", "placement of PCI devices beside the NUMA node of their host"),
     ("PasstBinding", "passt"),
     ("Plugins", "plugins"),
     ("Template", "templates of virtual machines"),
@@ -328,7 +329,7 @@ mod tests {
     #[test]
     fn feature_gates_without_effect_are_listed() {
         let listed = settings(&spec(json!({"configuration": {"developerConfiguration": {
-            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "IncrementalBackup"],
+            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "IncrementalBackup", "PCINUMAAwareTopology"],
             "disabledFeatureGates": ["Template"],
         }}})));
         assert_eq!(
@@ -336,6 +337,8 @@ mod tests {
             [
                 "feature gate PasstBinding: its feature is not supported yet: passt",
                 "feature gate IncrementalBackup: its feature is not supported yet: incremental backup",
+                "feature gate PCINUMAAwareTopology: its feature is not supported yet: \
+                 placement of PCI devices beside the NUMA node of their host",
                 "feature gate Snapshots: does not exist",
             ]
         );
