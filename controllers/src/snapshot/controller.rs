@@ -96,6 +96,9 @@ impl Controller for Snapshots {
         let volumes = vm.as_deref().filter(|_| is_open).map(|vm| source::volumes(caches, vm, vmi.as_deref()));
         let mut volumes = volumes.unwrap_or_default();
         volumes.retain(|volume| snapshot.excluded_volumes().all(|name| name != volume.name));
+        let has_state = |vm: &&VirtualMachine| source::state_claim(caches, vm, vmi.as_deref()).is_some();
+        // It is recorded when the snapshot is complete: the VM can get or lose it afterwards.
+        let state = vm.as_deref().filter(|_| !snapshot.is_final()).filter(has_state).map(source::state_volume);
         let names: Vec<String> = volumes.iter().map(|volume| volume.claim.clone()).collect();
         let claims = caches.claims_named(&key.namespace, names.iter().cloned());
         let restores = caches.vm_restores.by(&RestoreIndex::Snapshot(key.clone()));
@@ -107,6 +110,7 @@ impl Controller for Snapshots {
             vmi,
             content,
             volumes,
+            state,
             failures: attempt.failures.clone(),
             now: attempt.now,
         })

@@ -60,6 +60,8 @@ pub(crate) struct Observed {
     pub content: Option<Arc<VirtualMachineSnapshotContent>>,
     /// Volumes of the VM with claims.
     pub volumes: Vec<SourceVolume>,
+    /// Name of the volume with the state of the VM, if it has one. Unknown of a complete snapshot.
+    pub state: Option<String>,
     /// DataVolumes of these claims.
     pub data_volumes: DataVolumes,
     /// A restore in place has begun: the content of claims that it replaces is in the snapshot only.

@@ -66,12 +66,11 @@ fn update(observed: &Observed, stage: &Stage, status: &mut VirtualMachineSnapsho
     if let Some(content) = content {
         status.virtual_machine_snapshot_content_name = content.metadata.name.clone();
         status.creation_time = found.and_then(|found| found.creation_time.clone());
+        if *stage == Stage::Succeeded {
+            let recorded = status.snapshot_volumes.take().filter(|_| observed.snapshot.is_in(phase::SUCCEEDED));
+            status.snapshot_volumes = Some(recorded.unwrap_or_else(|| volumes(content, observed.state.as_deref())));
+        }
         indicate(content, *stage == Stage::Succeeded, status);
-    }
-    if *stage == Stage::Succeeded
-        && let Some(content) = content
-    {
-        status.snapshot_volumes = Some(volumes(content));
     }
     status.error = error(observed, stage, status.error.take(), &now);
     conditions(stage, is_ready, status, &now);
@@ -150,7 +149,8 @@ fn indicate(content: &VirtualMachineSnapshotContent, is_complete: bool, status: 
         Some(QuiesceState::TimedOut) => vec![AGENT, ONLINE, TIMED_OUT],
         Some(QuiesceState::Failed) => vec![AGENT, ONLINE, QUIESCE_FAILED],
     };
-    if is_complete && is_partial(content) {
+    let lists = status.snapshot_volumes.as_ref().filter(|_| is_complete);
+    if lists.is_some_and(|lists| is_partial(content, lists)) {
         indications.push(PARTIAL);
     }
     indications.sort_by_key(|indication| indication.0);
@@ -193,24 +193,32 @@ fn is_included(content: &VirtualMachineSnapshotContent, volume: &str) -> bool {
     content.spec.volume_backups.iter().any(|backup| backup.volume_name == volume)
 }
 
-/// Returns true if a volume with a claim is not in the content.
-fn is_partial(content: &VirtualMachineSnapshotContent) -> bool {
+/// Returns true if a volume with a claim is left out. One that the template does not name is the state of the VM.
+fn is_partial(content: &VirtualMachineSnapshotContent, lists: &SnapshotVolumesLists) -> bool {
     let spec = content.spec.source.virtual_machine.as_ref().and_then(|vm| vm.spec.as_ref());
     let volumes = spec.and_then(|spec| spec.template.spec.as_ref()).map(|spec| spec.volumes.as_slice());
-    let mut claimed = volumes.unwrap_or_default().iter().filter(|volume| claim_name(volume).is_some());
-    claimed.any(|volume| !is_included(content, &volume.name))
+    lists.excluded_volumes.iter().any(|name| {
+        let volume = volumes.unwrap_or_default().iter().find(|volume| volume.name == *name);
+        volume.is_none_or(|volume| claim_name(volume).is_some())
+    })
 }
 
-/// Returns the volumes of the captured VM, and the claim with its state if the content has it.
-fn volumes(content: &VirtualMachineSnapshotContent) -> SnapshotVolumesLists {
+/// Returns the volumes of the captured VM, and that with its state. `state`: its name, if the VM has it.
+fn volumes(content: &VirtualMachineSnapshotContent, state: Option<&str>) -> SnapshotVolumesLists {
     let vm = content.spec.source.virtual_machine.as_ref();
     let spec = vm.and_then(|vm| vm.spec.as_ref()).and_then(|spec| spec.template.spec.as_ref());
     let named = spec.into_iter().flat_map(|spec| &spec.volumes).map(|volume| volume.name.clone());
     let backups = content.spec.volume_backups.iter().map(|backup| backup.volume_name.clone());
     let (included, excluded) = named.partition(|name| is_included(content, name));
     let mut lists = SnapshotVolumesLists { included_volumes: included, excluded_volumes: excluded };
-    let state = backups.filter(|name| !lists.included_volumes.contains(name)).collect::<Vec<_>>();
-    lists.included_volumes.extend(state);
+    let others = backups.filter(|name| !lists.included_volumes.contains(name)).collect::<Vec<_>>();
+    lists.included_volumes.extend(others);
+    let is_listed = |name: &&str| {
+        let mut listed = lists.included_volumes.iter().chain(&lists.excluded_volumes);
+        listed.any(|known| known == name)
+    };
+    let left_out = state.filter(|name| !is_listed(name)).map(str::to_owned);
+    lists.excluded_volumes.extend(left_out);
     lists
 }
 

@@ -8,6 +8,8 @@ use super::*;
 use crate::resources::claim_facts::ClaimUsers;
 use crate::runtime::{ClaimUser, Failure};
 
+mod state;
+
 fn now() -> Timestamp {
     "2030-01-01T00:01:00Z".parse().unwrap()
 }
@@ -90,6 +92,7 @@ fn observed(
         vmi: None,
         content,
         volumes: vec![volume(&json!({}), &[])],
+        state: None,
         data_volumes: DataVolumes::default(),
         is_in_use: false,
         failures: Failures::default(),
