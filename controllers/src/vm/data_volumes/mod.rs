@@ -235,13 +235,11 @@ pub(super) fn synchronize(
     report(observed, owned, states, decision);
     let delayed = vm.metadata.annotations.as_ref().and_then(|all| all.get(annotation::IMMEDIATE_DATA_VOLUME_CREATION));
     let starts = || matches!(run_strategy::next(vm, owned, observed.now), Action::Start { .. });
-    if delayed.is_some_and(|value| value == "false") && !starts() {
-        return;
-    }
+    let is_delayed = delayed.is_some_and(|value| value == "false") && !starts();
     let is_created = |entry: &&Entry| match entry.state {
-        State::Missing => true,
-        // If it is refused, the claim is used without a DataVolume.
-        State::Adoptable => owned.is_none(),
+        State::Missing => !is_delayed,
+        // If it is refused, the claim is used without a DataVolume. A restored claim has no other owner, and would outlive the VM.
+        State::Adoptable => owned.is_none() && (!is_delayed || is_restored(observed, &entry.name)),
         _ => false,
     };
     let mut created = states.templated().filter(is_created).peekable();
@@ -261,6 +259,14 @@ pub(super) fn synchronize(
         };
         decision.push(Effect::create_data_volume(creation));
     }
+}
+
+/// Returns true if a restore has made the claim for the DataVolume of this name.
+fn is_restored(observed: &Observed, name: &str) -> bool {
+    let is_marked = |claim: &CachedClaim| {
+        claim.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(annotation::RESTORE))
+    };
+    observed.claims.get(name).is_some_and(|claim| claim.is_filled_for(name) && is_marked(claim))
 }
 
 /// Makes the VM the controller of DataVolumes of its templates that have none, such as those of an orphaned VM.

@@ -4,7 +4,7 @@ use super::*;
 use crate::{runtime::DataVolumeCreation, vm::data_volumes::Source};
 
 /// A VM with DataVolume `root` from a claim in another namespace.
-fn with_template(strategy: &str, status: &Value) -> VirtualMachine {
+pub(super) fn with_template(strategy: &str, status: &Value) -> VirtualMachine {
     let template = json!({
         "metadata": {"name": "root", "labels": {"l": "1"}, "annotations": {"a": "b", "cdi.kubevirt.io/storage.clone.token": "t"}},
         "spec": {"source": {"pvc": {"namespace": "images", "name": "fedora"}}, "storage": {}},
@@ -26,7 +26,7 @@ fn data_volume(status: &Value) -> Arc<DataVolume> {
     Arc::new(serde_json::from_value(json!({"metadata": metadata, "spec": {}, "status": status})).unwrap())
 }
 
-fn claim(change: &Value) -> Arc<CachedClaim> {
+pub(super) fn claim(change: &Value) -> Arc<CachedClaim> {
     let mut claim = json!({"metadata": {"name": "root", "namespace": "d"}, "spec": {}, "status": {"phase": "Bound"}});
     json_patch::merge(&mut claim, change);
     Arc::new(serde_json::from_value::<k8s_openapi::api::core::v1::PersistentVolumeClaim>(claim).unwrap().into())
@@ -47,7 +47,7 @@ fn observed_with(vm: &VirtualMachine, present: Option<Arc<DataVolume>>, claim: O
     }
 }
 
-fn creation(decision: &Decision) -> Option<&DataVolumeCreation> {
+pub(super) fn creation(decision: &Decision) -> Option<&DataVolumeCreation> {
     decision.effects.iter().find_map(|effect| match effect {
         Effect::CreateDataVolume { creation, .. } => Some(&**creation),
         _ => None,

@@ -1,9 +1,12 @@
-//! Restores of a VM that is being deleted.
+//! Restores of a VM that is being deleted, and the claims that a restore has made.
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::*;
+use super::{
+    data_volumes::{claim, creation, with_template},
+    *,
+};
 
 /// Returns a complete restore that the VM owns, with a change.
 fn restore(change: &Value) -> Arc<VirtualMachineRestore> {
@@ -121,5 +124,25 @@ fn refusals_do_not_keep_a_deleted_vm_for_ever() {
     ] {
         let failure = Failure { reason: "RestoreRefused", message: "denied".to_owned(), retry_at, attempts };
         assert_eq!(patched(&deleted(0), None, &json!({}), Some(&failure)), expected, "{attempts} {retry_at}");
+    }
+}
+
+#[test]
+fn restored_claim_gets_its_data_volume_before_the_first_start() {
+    let (restored, filled) = ("restore.kubevirt.io/name", "cdi.kubevirt.io/storage.populatedFor");
+    for (annotations, is_taken_over) in [
+        (json!({}), false),
+        (json!({restored: "r"}), false),
+        (json!({filled: "root"}), false),
+        (json!({restored: "r", filled: "other"}), false),
+        (json!({restored: "r", filled: "root"}), true),
+    ] {
+        let mut vm = with_template("Halted", &Value::Null);
+        let key = api::constants::annotation::IMMEDIATE_DATA_VOLUME_CREATION;
+        vm.metadata.annotations = Some([(key.to_owned(), "false".to_owned())].into());
+        let claims = [("root".to_owned(), claim(&json!({"metadata": {"annotations": annotations}})))].into();
+        let observed = Observed { claims, ..observed(&vm, None, None, &ClusterConfig::default()) };
+        let adopts = creation(&decide(&observed).unwrap()).map(|made| made.adopts_claim);
+        assert_eq!(adopts, is_taken_over.then_some(true), "{annotations}");
     }
 }
