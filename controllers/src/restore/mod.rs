@@ -315,34 +315,35 @@ enum Hindrance {
 
 /// Returns the snapshot with its content. One that lacks a volume is not ready, but has the others that were deleted to be replaced.
 fn source(observed: &Observed) -> Result<Source<'_>, Hindrance> {
-    let name = &observed.restore.spec.virtual_machine_snapshot_name;
+    let path = |name: &str| format!("{}/{name}", observed.namespace());
+    let name = path(&observed.restore.spec.virtual_machine_snapshot_name);
     let Some(snapshot) = observed.snapshot.as_deref() else {
         return Err(Hindrance::Passing(format!("VMSnapshot {name} does not exist")));
     };
     if snapshot.is_in(phase::FAILED) {
         return Err(Hindrance::Final(format!("VMSnapshot {name} failed and is invalid to use")));
     }
+    let of_content = path(&snapshot.content_name());
     // From the record of the claims on they stay until the restore has ended. Their end may have begun before.
     let is_new = observed.is_in_place() && observed.status().restores.is_empty() && !observed.is_done();
     let goes = |meta: &ObjectMeta| is_new && meta.deletion_timestamp.is_some();
     let is_going = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} is being deleted"));
     if goes(&snapshot.metadata) {
-        return Err(is_going("VMSnapshot", name));
+        return Err(is_going("VMSnapshot", &name));
     }
     let not_ready = |what: &str, name: &str| Hindrance::Passing(format!("{what} {name} not ready"));
     let is_begun = volumes::is_begun(observed);
     if snapshot.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
-        return Err(not_ready("VMSnapshot", name));
+        return Err(not_ready("VMSnapshot", &name));
     }
     let Some(content) = observed.content.as_deref() else {
-        let content = snapshot.content_name();
-        return Err(Hindrance::Passing(format!("VMSnapshotContent {content} does not exist")));
+        return Err(Hindrance::Passing(format!("VMSnapshotContent {of_content} does not exist")));
     };
     if goes(&content.metadata) {
-        return Err(is_going("VMSnapshotContent", &snapshot.content_name()));
+        return Err(is_going("VMSnapshotContent", &of_content));
     }
     if content.status.as_ref().and_then(|status| status.ready_to_use) != Some(true) && !is_begun {
-        return Err(not_ready("VMSnapshotContent", &snapshot.content_name()));
+        return Err(not_ready("VMSnapshotContent", &of_content));
     }
     match &content.spec.source.virtual_machine {
         Some(vm) if vm.spec.is_some() => Ok(Source { snapshot, content, vm }),

@@ -322,7 +322,7 @@ fn hindrance(observed: &Observed, source: Source<'_>, restored: &VolumeRestore) 
     }
     let name = &restored.volume_snapshot_name;
     match observed.volume_snapshots.get(name) {
-        None => Some(format!("VolumeSnapshot missing {name}")),
+        None => Some(format!("missing volumeSnapshot {name}")),
         Some(snapshot) if !snapshot.ready => Some(format!("VolumeSnapshot {name} not ready")),
         // Nothing is made from it any more. The claim that was deleted already is made nevertheless, and keeps it.
         Some(snapshot)

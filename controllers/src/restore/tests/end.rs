@@ -198,7 +198,7 @@ fn claims_in_place_are_replaced_only_when_all_snapshots_are_there() {
     for (lose, text, made) in [
         (
             &(|o: &mut Observed| drop(o.volume_snapshots.remove("snap-data"))) as &dyn Fn(&mut Observed),
-            "False VolumeSnapshot missing snap-data",
+            "False missing volumeSnapshot snap-data",
             &["create PersistentVolumeClaim root"][..],
         ),
         (&|o| o.classes.clear(), "False StorageClass fast does not exist", &[]),

@@ -286,13 +286,13 @@ fn unusable_snapshots_and_foreign_targets_are_told() {
         });
         Some(object::<VirtualMachineSnapshot>(snapshot, &json!({})))
     };
-    assert_eq!(with(&|o| o.snapshot = None), passing("VMSnapshot s does not exist"));
-    assert_eq!(with(&|o| o.snapshot = snapshot(json!({"readyToUse": false}))), passing("VMSnapshot s not ready"));
+    assert_eq!(with(&|o| o.snapshot = None), passing("VMSnapshot n/s does not exist"));
+    assert_eq!(with(&|o| o.snapshot = snapshot(json!({"readyToUse": false}))), passing("VMSnapshot n/s not ready"));
     assert_eq!(
         with(&|o| o.snapshot = snapshot(json!({"phase": "Failed"}))),
-        is_final("VMSnapshot s failed and is invalid to use")
+        is_final("VMSnapshot n/s failed and is invalid to use")
     );
-    assert_eq!(with(&|o| o.content = None), passing("VMSnapshotContent c does not exist"));
+    assert_eq!(with(&|o| o.content = None), passing("VMSnapshotContent n/c does not exist"));
     let different = "restore source and restore target are different but restore target already exists";
     let foreign = |observed: &mut Observed| observed.vm = Some(vm(&json!({"metadata": {"uid": "other"}})));
     assert_eq!(with(&foreign), is_final(different));

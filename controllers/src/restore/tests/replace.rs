@@ -174,7 +174,7 @@ fn claims_in_place_with_new_names_replace_nothing() {
     // Name of the new claim, the end, text of the failure.
     for name in ["x", "restore-restore-uid-state"] {
         for (end, text) in [
-            (&missing as &dyn Fn(&mut Observed), "True VolumeSnapshot missing snap-root"),
+            (&missing as &dyn Fn(&mut Observed), "True missing volumeSnapshot snap-root"),
             (&refused, "True denied"),
             (&deleted, ""),
         ] {
@@ -336,7 +336,7 @@ fn restore_in_place_does_not_begin_while_its_snapshot_is_deleted() {
         Arc::make_mut(of_snapshot.snapshot.as_mut().unwrap()).metadata.deletion_timestamp.clone_from(&deleted);
         Arc::make_mut(of_content.content.as_mut().unwrap()).metadata.deletion_timestamp = deleted;
         let (snapshot, content) = (texts(&of_snapshot)[0].clone(), texts(&of_content)[0].clone());
-        assert_eq!(snapshot == "False VMSnapshot s is being deleted", waits, "{snapshot}");
-        assert_eq!(content == "False VMSnapshotContent c is being deleted", waits, "{content}");
+        assert_eq!(snapshot == "False VMSnapshot n/s is being deleted", waits, "{snapshot}");
+        assert_eq!(content == "False VMSnapshotContent n/c is being deleted", waits, "{content}");
     }
 }
