@@ -66,8 +66,17 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
     let is_free = !in_vmi && live.is_none_or(|vmi| status_of(vmi, claim).is_none());
     let runs = vmi.is_some_and(|vmi| *vmi.phase() == VmiPhase::Running && !vmi.is_deleting());
     let to = |phase: &str| Request { phase: phase.to_owned(), ..request.clone() };
+    // The entry of a request that has not begun is that of a former dump.
+    let dump = entry.filter(|_| request.phase == phase::IN_PROGRESS).and_then(|entry| entry.memory_dump_volume.clone());
+    let dump = dump.unwrap_or_default();
+    let start = dump.start_timestamp.as_ref().or(request.start_timestamp.as_ref());
     let failed = |message: String| Next {
-        request: Some(Some(Request { message: Some(message), end_timestamp: Some(now.clone()), ..to(phase::FAILED) })),
+        request: Some(Some(Request {
+            message: Some(message),
+            start_timestamp: start.cloned(),
+            end_timestamp: Some(dump.end_timestamp.as_ref().unwrap_or(now).clone()),
+            ..to(phase::FAILED)
+        })),
         annotation: Some(FAILED_DUMP.to_owned()),
         ..Next::default()
     };
@@ -85,22 +94,24 @@ fn next(request: &Request, in_template: bool, vmi: Option<&VirtualMachineInstanc
             annotation: None,
         },
         phase::IN_PROGRESS => match entry.map(|entry| (entry, entry.phase.as_deref())) {
-            Some((entry, Some(DUMPED))) => {
-                let info = entry.memory_dump_volume.clone().unwrap_or_default();
-                Next {
-                    annotation: info.target_file_name.clone(),
-                    request: Some(Some(Request {
-                        start_timestamp: info.start_timestamp,
-                        end_timestamp: info.end_timestamp,
-                        file_name: info.target_file_name,
-                        ..to(phase::UNMOUNTING)
-                    })),
-                    ..Next::default()
-                }
-            }
+            Some((_, Some(DUMPED))) => Next {
+                annotation: dump.target_file_name.clone(),
+                request: Some(Some(Request {
+                    start_timestamp: start.cloned(),
+                    end_timestamp: dump.end_timestamp.clone(),
+                    file_name: dump.target_file_name.clone(),
+                    ..to(phase::UNMOUNTING)
+                })),
+                ..Next::default()
+            },
             Some((entry, Some(DUMP_FAILED))) => failed(entry.message.clone().unwrap_or_default()),
             _ if !runs => ended(),
-            _ => Next { in_vmi: Some(true), ..Next::default() },
+            _ => Next {
+                request: (start != request.start_timestamp.as_ref())
+                    .then(|| Some(Request { start_timestamp: start.cloned(), ..request.clone() })),
+                in_vmi: Some(true),
+                ..Next::default()
+            },
         },
         phase::UNMOUNTING => {
             Next { request: is_free.then(|| Some(to(phase::COMPLETED))), in_vmi: Some(false), ..Next::default() }
@@ -212,6 +223,7 @@ pub(super) fn update(
 
 #[cfg(test)]
 mod tests {
+    use api::hotplug::DUMPING;
     use serde_json::Value;
 
     use super::*;
@@ -301,6 +313,43 @@ mod tests {
             let phase = next.request.map(|request| request.map(|request| request.phase).unwrap_or_default());
             let found = (phase.as_deref(), next.in_template, next.in_vmi, next.annotation.as_deref());
             assert_eq!(found, (to, template, instance, annotation), "{from} {in_template} {vmi:?}");
+        }
+    }
+
+    #[test]
+    fn request_has_the_times_of_its_dump() {
+        let time = |text: &str| Time(text.parse().unwrap());
+        let (start, end) = (time("2030-01-01T00:00:00Z"), time("2030-01-01T00:01:00Z"));
+        let now = time("2030-01-01T00:02:00Z");
+        let begun = Request { start_timestamp: Some(start.clone()), ..request_in("InProgress") };
+        // Request, phase of the volume and times of the dump, whether the guest runs; phase and times of the next request.
+        for (from, entry, times, runs, phase, found) in [
+            (request_in("InProgress"), "MountedToPod", (None, None), true, None, (None, None)),
+            (request_in("InProgress"), DUMPING, (Some(&start), None), true, Some("InProgress"), (Some(&start), None)),
+            (begun.clone(), DUMPING, (Some(&start), None), true, None, (None, None)),
+            (begun.clone(), DUMPED, (Some(&start), Some(&end)), true, Some("Unmounting"), (Some(&start), Some(&end))),
+            (begun.clone(), DUMP_FAILED, (Some(&start), Some(&end)), true, Some("Failed"), (Some(&start), Some(&end))),
+            // Its VMI has ended.
+            (begun, DUMPING, (None, None), false, Some("Failed"), (Some(&start), Some(&now))),
+            (
+                request_in("Associating"),
+                DUMP_FAILED,
+                (Some(&start), Some(&end)),
+                false,
+                Some("Failed"),
+                (None, Some(&now)),
+            ),
+        ] {
+            let mut vmi = vmi(runs, true, Some(entry));
+            let dump = vmi.status.as_mut().unwrap().volume_status[0].memory_dump_volume.as_mut().unwrap();
+            (dump.start_timestamp, dump.end_timestamp) = (times.0.cloned(), times.1.cloned());
+            let next = next(&from, true, Some(&vmi), &now).request.flatten();
+            let next_times = next
+                .as_ref()
+                .map(|next| (next.start_timestamp.as_ref(), next.end_timestamp.as_ref()))
+                .unwrap_or_default();
+            let next_phase = next.as_ref().map(|next| next.phase.as_str());
+            assert_eq!((next_phase, next_times), (phase, found), "{from:?} {entry}");
         }
     }
 
