@@ -1,6 +1,6 @@
 //! Tests of decisions about contents.
 
-use api::constants::event;
+use api::constants::{event, label};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
@@ -323,4 +323,20 @@ fn another_claim_under_the_name_is_not_snapshotted() {
     assert_eq!(shown(&decision), "vs-a");
     let Effect::Patch { patch, .. } = &decision.effects[0] else { panic!("{decision:?}") };
     assert_eq!(patch["status"]["error"]["message"], "PVC n/b no longer exists");
+}
+
+#[test]
+fn label_with_the_name_of_the_vm_fits_its_limit() {
+    for name in ["v".repeat(63), "v".repeat(64), "v".repeat(253)] {
+        let mut content = content(&json!({"quiesce": {"state": "NoAgent"}}));
+        content.spec.source.virtual_machine.as_mut().unwrap().metadata.name = Some(name.clone());
+        let decision = decide(&Observed { content: Arc::new(content), ..observed(&Value::Null) }).unwrap();
+        let labels = decision.effects.iter().filter_map(|effect| match effect {
+            Effect::Create { object, .. } => object["metadata"]["labels"][label::SNAPSHOT_SOURCE_NAME].as_str(),
+            _ => None,
+        });
+        let labels: Vec<&str> = labels.collect();
+        assert_eq!(labels, vec![api::names::label_value(&name); 2]);
+        assert!(labels.iter().all(|label| label.len() <= 63), "{labels:?}");
+    }
 }

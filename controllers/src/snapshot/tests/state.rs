@@ -1,4 +1,4 @@
-//! Tests of the state of a VM in the status of its snapshots.
+//! Tests of volumes that a snapshot leaves out: the state of the VM, and volumes without a class of snapshots.
 
 use api::snapshot::content::VolumeBackup;
 
@@ -78,4 +78,21 @@ fn state_is_observed_until_the_snapshot_is_complete() {
         let observed = Snapshots.observe(&caches, &attempt).unwrap();
         assert_eq!(observed.state.as_deref(), state, "{phase}");
     }
+}
+
+#[test]
+fn volume_without_a_snapshot_class_shows() {
+    let mut observed = observed(snapshot(&json!({})), Some(held()), None);
+    observed.volumes = vec![SourceVolume { class: Ok(None), ..volume(&json!({}), &[]) }];
+    let (_, creation) = captured::content(&observed, &held());
+    let mut content = creation.content;
+    assert!(content.spec.volume_backups.is_empty());
+    content.status.clone_from(&taken().status);
+    observed.content = Some(Arc::new(content));
+    let effects = decide(&observed).unwrap().effects;
+    let status = status(&effects);
+    assert_eq!((&status["phase"], &status["readyToUse"]), (&json!("Succeeded"), &json!(true)));
+    assert_eq!(status["snapshotVolumes"], json!({"excludedVolumes": ["root", "cd"]}));
+    assert_eq!(status["indications"], json!(["PartialSnapshot"]));
+    assert!(shown(&effects).contains(&"event PartialSnapshot".to_owned()));
 }
