@@ -127,7 +127,6 @@ const GATES: &[(&str, &str)] = &[
     ("IncrementalBackup", "incremental backup"),
     ("NetworkDevicesWithDRA", CLAIMED),
     ("OCIExport", "export of volumes"),
-    ("PCINUMAAwareTopology", "placement of PCI devices beside the NUMA node of their host"),
     ("PasstBinding", "passt"),
     ("Plugins", "plugins"),
     ("Template", "templates of virtual machines"),
@@ -329,7 +328,7 @@ mod tests {
     #[test]
     fn feature_gates_without_effect_are_listed() {
         let listed = settings(&spec(json!({"configuration": {"developerConfiguration": {
-            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "IncrementalBackup", "PCINUMAAwareTopology"],
+            "featureGates": ["PasstBinding", "NodeRestriction", "Snapshots", "IncrementalBackup"],
             "disabledFeatureGates": ["Template"],
         }}})));
         assert_eq!(
@@ -337,8 +336,6 @@ mod tests {
             [
                 "feature gate PasstBinding: its feature is not supported yet: passt",
                 "feature gate IncrementalBackup: its feature is not supported yet: incremental backup",
-                "feature gate PCINUMAAwareTopology: its feature is not supported yet: \
-                 placement of PCI devices beside the NUMA node of their host",
                 "feature gate Snapshots: does not exist",
             ]
         );
