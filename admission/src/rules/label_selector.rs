@@ -92,35 +92,47 @@ fn check(selector: &LabelSelector) -> Result<(), SelectorError> {
             "Exists" | "DoesNotExist" => {
                 (!values.is_empty()).then_some("values set must be empty for exists and does not exist")
             }
-            other => return Err(SelectorError(format!("{other:?} is not a valid label selector operator"))),
+            other => return Err(SelectorError(format!("{:?} is not a valid label selector operator", start(other)))),
         };
         check_requirement(&requirement.key, values, broken)?;
     }
     Ok(())
 }
 
-/// Fails with all errors of a requirement; `broken` is the rule that the number of its values breaks.
+/// Values whose errors a message names.
+const NAMED: usize = 10;
+/// Bytes of a key, a value or a list of values in a message.
+const SHOWN: usize = 256;
+
+/// Fails with the errors of a requirement; `broken` is the rule that the number of its values breaks. Values are not read under an
+/// invalid key, which can be long and would be part of each text.
 fn check_requirement(key: &str, values: &[String], broken: Option<&str>) -> Result<(), SelectorError> {
     let mut found = Vec::new();
     let problems = names::qualified_name_errors(key);
-    if !problems.is_empty() {
-        found.push(format!("key: Invalid value: {key:?}: {}", problems.join("; ")));
+    let is_key = problems.is_empty();
+    if !is_key {
+        found.push(format!("key: Invalid value: {:?}: {}", start(key), problems.join("; ")));
     }
     if let Some(rule) = broken {
-        let shown = if values.is_empty() { json!(null) } else { json!(values) };
-        found.push(format!("values: Invalid value: {shown}: {rule}"));
+        let shown = if values.is_empty() { json!(null) } else { json!(values) }.to_string();
+        found.push(format!("values: Invalid value: {}: {rule}", start(&shown)));
     }
-    for (index, value) in values.iter().enumerate() {
+    let invalid = values.iter().enumerate().filter(|_| is_key).filter_map(|(index, value)| {
         let problems = names::label_value_errors(value);
-        if !problems.is_empty() {
-            found.push(format!("values[{index}][{key}]: Invalid value: {value:?}: {}", problems.join("; ")));
-        }
-    }
+        let text = || format!("values[{index}][{key}]: Invalid value: {:?}: {}", start(value), problems.join("; "));
+        (!problems.is_empty()).then(text)
+    });
+    found.extend(invalid.take(NAMED));
     match found.as_slice() {
         [] => Ok(()),
         [one] => Err(SelectorError(one.clone())),
         many => Err(SelectorError(format!("[{}]", many.join(", ")))),
     }
+}
+
+/// Returns as much of a text as a message shows.
+fn start(text: &str) -> &str {
+    &text[..text.floor_char_boundary(SHOWN)]
 }
 
 #[cfg(test)]
@@ -170,6 +182,18 @@ mod tests {
             let parsed = serde_json::from_value(selector.clone()).unwrap();
             let message = matches(&parsed, &BTreeMap::new()).unwrap_err().to_string();
             assert!(message.starts_with(start) && message.ends_with(end), "{selector}: {message}");
+        }
+    }
+
+    #[test]
+    fn messages_about_long_keys_and_many_values_are_short() {
+        for (key, values) in [("k".repeat(100_000), 3000), (format!("{}/k", "a.".repeat(126) + "a"), 32_000)] {
+            for operator in ["In", "Exists", "Like"] {
+                let requirement = json!({"key": key, "operator": operator, "values": vec!["!"; values]});
+                let selector = serde_json::from_value(json!({"matchExpressions": [requirement]})).unwrap();
+                let message = matches(&selector, &BTreeMap::new()).unwrap_err().to_string();
+                assert!(message.len() < 8192, "{operator} {values}: {} bytes", message.len());
+            }
         }
     }
 }

@@ -97,6 +97,8 @@ pub(crate) struct NamespaceLimits {
     pub cpu: bool,
     /// Ratio of memory limit to request, if the namespace sets one.
     pub memory_ratio: Option<f64>,
+    /// The pod exists and its memory limit is below its guest, as former versions made some: a resize leaves it so.
+    pub below_guest: bool,
 }
 
 /// Everything that a pod is rendered from.

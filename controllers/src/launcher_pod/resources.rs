@@ -161,7 +161,10 @@ fn memory(inputs: &Inputs<'_>, requests: &mut Amounts, limits: &mut Amounts, ove
         let ratio = inputs.limits.memory_ratio.filter(|ratio| *ratio >= 1.0).unwrap_or(DEFAULT_LIMIT_RATIO);
         #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "saturates, and is rounded")]
         let limit = (request as f64 * ratio) as i64;
-        limits.insert("memory".to_owned(), quantity::bytes(limit.max(least)));
+        limits.insert(
+            "memory".to_owned(),
+            quantity::bytes(if inputs.limits.below_guest { limit } else { limit.max(least) }),
+        );
     }
     Ok(())
 }

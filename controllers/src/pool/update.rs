@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Member, Observed, preservation::preserves, selection::select, wanted_replicas};
 use crate::{
-    resources::pool_revisions::PoolTemplate,
+    resources::{pool_revisions::PoolTemplate, vms::is_leased},
     runtime::{Effect, Event, Kind},
 };
 
@@ -109,6 +109,10 @@ fn roll(observed: &Observed, member: &Member, template: &PoolTemplate) -> Option
         None if member.vm.condition(condition::RESTART_REQUIRED).is_some_and(api::Condition::is_true) => Roll::Restart,
         None => Roll::Relabel,
     };
+    // Its disks would go at once, also under a snapshot of them that is being taken. The end of the lease changes the VM.
+    if roll == Roll::Replace && is_leased(&member.vm) {
+        return None;
+    }
     let is_pending = member.vm.status.as_ref().is_some_and(|status| !status.state_change_requests.is_empty());
     (roll != Roll::Restart || (restarts(&member.vm) && !is_pending)).then_some(roll)
 }

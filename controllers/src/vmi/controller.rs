@@ -278,5 +278,6 @@ pub(crate) fn namespace_limits(caches: &Caches, config: &ClusterConfig, namespac
         memory_ratio: labels
             .and_then(|labels| labels.get(MEMORY_LIMIT_RATIO)?.parse::<f64>().ok())
             .filter(|ratio| ratio.is_finite()),
+        below_guest: false,
     }
 }

@@ -67,6 +67,7 @@ pub(super) fn update(
     let limits = NamespaceLimits {
         cpu: pod.wanted.limits.cpu.is_some(),
         memory: pod.wanted.limits.memory.is_some(),
+        below_guest: is_below_guest(pod, instance),
         ..observed.limits
     };
     // A VMI that cannot be rendered any more keeps its pod.
@@ -127,6 +128,13 @@ fn guest_is_larger(instance: &VirtualMachineInstance) -> bool {
     let wanted = bytes(spec.and_then(|memory| memory.guest.as_ref()));
     let current = bytes(status.and_then(|memory| memory.guest_current.as_ref()));
     current.zip(wanted).is_some_and(|(current, wanted)| current > wanted)
+}
+
+/// Returns true if the memory limit of the pod is less than the guest has.
+fn is_below_guest(pod: &CachedPod, instance: &VirtualMachineInstance) -> bool {
+    let memory = instance.status.as_ref().and_then(|status| status.memory.as_ref());
+    let guest = memory.and_then(|memory| quantity::units(memory.guest_current.as_ref()?).ok());
+    pod.wanted.limits.memory.zip(guest).is_some_and(|(limit, guest)| limit < guest)
 }
 
 /// Returns the resources for the pod: those that a pod for the spec would have, in the fields that the pod has. Memory of the

@@ -36,7 +36,7 @@ fn emulation_requests_no_virtualization_device() {
 fn quota_on_limits_gives_the_pod_limits() {
     let pages = json!({"domain": {"memory": {"guest": "128Mi", "hugepages": {"pageSize": "2Mi"}}}});
     for spec in [small(), merged(small(), &pages)] {
-        let limits = NamespaceLimits { memory: true, cpu: true, memory_ratio: None };
+        let limits = NamespaceLimits { memory: true, cpu: true, ..NamespaceLimits::default() };
         let pod = rendered_with(spec, &ClusterConfig::default(), limits).unwrap();
         let resources = &pod["spec"]["containers"][0]["resources"];
         let bytes = |what: &str| {
@@ -75,7 +75,7 @@ fn dedicated_cpus_are_requested_whole_with_a_memory_limit() {
 
 #[test]
 fn limit_that_users_did_not_set_has_room_for_the_guest() {
-    let quota = |memory_ratio| NamespaceLimits { memory: true, cpu: false, memory_ratio };
+    let quota = |memory_ratio| NamespaceLimits { memory: true, memory_ratio, ..NamespaceLimits::default() };
     let pinned = json!({"domain": {"cpu": {"cores": 2, "dedicatedCpuPlacement": true}}});
     let less = json!({"domain": {"resources": {"requests": {"memory": "1Gi"}}}});
     // change, overcommit, the namespace, whether the request is the limit

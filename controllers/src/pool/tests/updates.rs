@@ -111,6 +111,12 @@ fn vmi_is_handled_as_its_change_requires() {
         (guest_memory(), of("p-2"), of("p-2"), ""),
         (guest_memory(), of("p-2"), of("p-1"), "delete VirtualMachineInstance p-0"),
         (disks(), of("p-2"), of("p-1"), "delete VirtualMachine p-0 in the foreground"),
+        (
+            disks(),
+            with(of("p-2"), &json!({"metadata": {"finalizers": ["snapshot.kubevirt.io/snapshot-source-protection"]}})),
+            of("p-1"),
+            "",
+        ),
         (labels(), of("p-2"), of("p-1"), "patch VirtualMachineInstance p-0 metadata:labels"),
         (guest_memory(), with(of("p-2"), &requested), of("p-1"), "patch VirtualMachine p-0 status:stateChangeRequests"),
         (

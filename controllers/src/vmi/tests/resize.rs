@@ -209,3 +209,15 @@ fn limits_of_the_pod_grow_with_its_requests() {
     let expected = json!({"requests": {"cpu": "200m", "memory": "1154Mi"}, "limits": {"memory": "2178Mi"}});
     assert_eq!(outcome(&vmi, launcher(&pod, &pod, Value::Null), None, "HotVCPUChange").0, expected);
 }
+
+#[test]
+fn memory_limit_of_a_former_version_stays_below_the_guest() {
+    let vmi =
+        running(&json!({"spec": {"domain": {"cpu": {"sockets": 2}, "resources": {"requests": {"memory": "256Mi"}}}}}));
+    for (limit, stays) in [("752Mi", true), ("1200Mi", false)] {
+        let pod = json!({"requests": {"cpu": "100m", "memory": "376Mi"}, "limits": {"memory": limit}});
+        let (resize, _) = outcome(&vmi, launcher(&pod, &pod, Value::Null), None, "HotVCPUChange");
+        let amount = serde_json::from_value(resize["limits"]["memory"].clone()).unwrap();
+        assert_eq!(api::quantity::units(&amount).unwrap() < 1 << 30, stays, "{resize}");
+    }
+}

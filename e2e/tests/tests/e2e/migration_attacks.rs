@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use ferrovirt_e2e_cluster::certificates::{Authority, Subject};
-use ferrovirt_e2e_tests::{Story, TIMEOUT, skip, story, story_alone, webhook::Endpoint};
+use ferrovirt_e2e_tests::{Story, TIMEOUT, story, story_alone, webhook::Endpoint};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::LogParams};
@@ -36,10 +36,6 @@ fn channels_without_the_certificate_of_a_virt_handler_are_refused_and_logged() {
         ensure!(received.trim().parse::<u32>()? < 64, "plain bytes are answered with {received} bytes");
         // With no certificate, and with that of another authority which claims to be a virt-handler of this node.
         let server = Endpoint::of_pod(&s.client, handler, PORT)?;
-        if !server.is_direct() {
-            // The port does not listen on the loopback of its pod, where kubelet forwards to.
-            return skip("route to pods");
-        }
         ensure_closed(&server).await.context("without a certificate")?;
         let node = handler.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let (authority, _) = Authority::create("kubevirt.io", SystemTime::now())?;
