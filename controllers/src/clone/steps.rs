@@ -110,6 +110,9 @@ fn begin(observed: &Observed, name: &str) -> Result<Step, serde_json::Error> {
         let text = format!("Source doesnt exist: {} {}/{}", source.kind, observed.namespace(), source.name);
         return Ok(Step::show(Shown::pending("SourceDoesNotExist", text)));
     };
+    if let Some(text) = checks::state(&format!("{}/{}", observed.namespace(), source.name), vm) {
+        return Ok(failed(observed, "SourceVMWithBackendStorageInvalid", text));
+    }
     if let Some(text) = checks::unsupported_volume(vm) {
         return Ok(Step::show(Shown::pending("VMVolumeSnapshotsInvalid", text)));
     }

@@ -161,6 +161,34 @@ fn snapshot_is_made_of_a_vm_whose_disks_have_snapshots() {
 }
 
 #[test]
+fn vm_with_state_is_not_cloned() {
+    let spec = |domain: Value| json!({"spec": {"template": {"spec": {"domain": domain}}}});
+    let statuses = |names: &[&str]| {
+        let known: Vec<Value> = names.iter().map(|name| json!({"name": name, "enabled": *name == "disk"})).collect();
+        json!({"status": {"volumeSnapshotStatuses": known}})
+    };
+    for (change, fails) in [
+        (spec(json!({"devices": {"tpm": {"persistent": true}}})), true),
+        (spec(json!({"firmware": {"bootloader": {"efi": {"persistent": true}}}})), true),
+        (statuses(&["disk", "persistent-state-for-v"]), true),
+        (statuses(&["disk", "persistent-state-for-w"]), false),
+        (spec(json!({"devices": {"tpm": {}}})), false),
+    ] {
+        let observed = Observed { source: Some(vm("v", &change)), ..observed(&json!({})) };
+        let (lines, status) = decided(&observed);
+        if fails {
+            assert_eq!(lines, ["event SourceVMWithBackendStorageInvalid"], "{change}");
+            assert_eq!(
+                (&status["phase"], &status["conditions"][1]["message"]),
+                (&json!("Failed"), &json!("Clone of source with backendstorage is not supported: VM n/v"))
+            );
+        } else {
+            assert_eq!(lines, ["create VirtualMachineSnapshot tmp-snapshot-clone-uid"], "{change}");
+        }
+    }
+}
+
+#[test]
 fn ready_snapshot_is_restored_with_the_differences() {
     let mut observed = observed(&json!({
         "spec": {
@@ -231,7 +259,7 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
         ),
         (
             with(taking, &|o| o.content = Some(content(&["disk", "persistent-state-for-v"]))),
-            "SourceVMWithBackendStorageInvalid",
+            "SnapshotContentInvalid",
             "Clone of source with backendstorage is not supported: snapshot n/tmp-snapshot-clone-uid",
         ),
         (with(restoring, &|_| {}), "RestoreDeleted", "restore tmp-restore-clone-uid does not exist anymore"),
