@@ -95,7 +95,10 @@ impl Observed {
     fn missing(&self) -> Option<&'static str> {
         match Phase::of(&self.status()) {
             Phase::Snapshot if clones_vm(&self.clone) && self.snapshot.is_none() => Some("snapshot"),
-            Phase::Restore if self.restore.is_none() => Some("restore"),
+            Phase::Restore => match &self.restore {
+                None => Some("restore"),
+                Some(restore) => (self.snapshot.is_none() && !restore.is_final()).then_some("snapshot"),
+            },
             Phase::Target | Phase::Succeeded if self.target.is_none() => Some("target"),
             _ => None,
         }

@@ -46,12 +46,17 @@ fn is_own<K: kube::Resource>(observed: &Observed, object: &K) -> bool {
     owner::is_controlled_by(object.meta(), &*observed.clone)
 }
 
+/// Ends a clone whose snapshot was deleted before its content was restored.
+fn lost_snapshot(observed: &Observed, name: &str) -> Step {
+    failed(observed, "SnapshotDeleted", format!("snapshot {name} does not exist anymore"))
+}
+
 /// Makes a snapshot of a VM, waits for it, and then makes the restore.
 pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_json::Error> {
     let (name, is_temporary) = (snapshot_name(&observed.clone), clones_vm(&observed.clone));
     let Some(snapshot) = observed.snapshot.as_deref() else {
         if phase == Phase::Snapshot && is_temporary {
-            return Ok(failed(observed, "SnapshotDeleted", format!("snapshot {name} does not exist anymore")));
+            return Ok(lost_snapshot(observed, &name));
         }
         return begin(observed, &name);
     };
@@ -172,6 +177,8 @@ pub(super) fn restoring(observed: &Observed) -> Step {
     }
     match failure(status.iter().flat_map(|status| &status.conditions)) {
         Some(text) => failed(observed, "RestoreFailed", format!("restore {name} failed: {text}")),
+        // The restore would wait for it.
+        None if observed.snapshot.is_none() => lost_snapshot(observed, &snapshot),
         None => Step::show(Shown::works(Phase::Restore).snapshot(snapshot).restore(name)),
     }
 }

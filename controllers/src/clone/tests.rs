@@ -264,6 +264,11 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
         ),
         (with(restoring, &|_| {}), "RestoreDeleted", "restore tmp-restore-clone-uid does not exist anymore"),
         (
+            with(restoring, &|o| (o.snapshot, o.restore) = (None, Some(restore(&json!({"complete": false}))))),
+            "SnapshotDeleted",
+            "snapshot tmp-snapshot-clone-uid does not exist anymore",
+        ),
+        (
             with(restoring, &|o| o.restore = Some(restore(&json!({"complete": false, "conditions": failure})))),
             "RestoreFailed",
             "restore tmp-restore-clone-uid failed: why",
@@ -283,9 +288,13 @@ fn missing_object_is_awaited_for_some_seconds() {
         let decision = decide(&observed).unwrap();
         assert_eq!((decision.effects, decision.wake_after), (vec![], Some(Duration::from_secs(1))), "{phase}");
     }
-    let mut observed = in_phase("RestoreInProgress");
-    (observed.restore, observed.missing_for) = (Some(restore(&json!({"complete": true}))), None);
-    assert!(!effects(&observed).is_empty());
+    // A restore needs its snapshot until it has ended.
+    for (complete, missing) in [(true, None), (false, Some("snapshot"))] {
+        let mut observed = in_phase("RestoreInProgress");
+        observed.restore = Some(restore(&json!({"complete": complete})));
+        observed.missing_for = missing.map(|_| Duration::from_secs(9));
+        assert_eq!((observed.missing(), effects(&observed).is_empty()), (missing, missing.is_some()));
+    }
 }
 
 #[test]
