@@ -32,15 +32,17 @@ fn with_state(source: &str) -> String {
     format!("Clone of source with backendstorage is not supported: {source}")
 }
 
-/// Returns why a VM cannot be cloned yet.
-pub(super) fn unsupported_volume(vm: &VirtualMachine) -> Option<String> {
+/// Returns why a VM cannot be cloned yet: all disks without snapshots, one a line.
+pub(super) fn unsupported_volumes(vm: &VirtualMachine) -> Option<String> {
     let known = vm.status.as_ref().map(|status| status.volume_snapshot_statuses.as_slice()).unwrap_or_default();
     let volumes = vm.spec.template.spec.as_ref().map(|spec| spec.volumes.as_slice()).unwrap_or_default();
-    disks(volumes).find_map(|volume| match known.iter().find(|known| known.name == volume.name) {
+    let unsupported = |volume: &Volume| match known.iter().find(|known| known.name == volume.name) {
         Some(known) if known.enabled => None,
         Some(_) => Some(format!("Virtual Machine volume {} does not support snapshots", volume.name)),
         None => Some(format!("Virtual Machine volume {} snapshot support unknown", volume.name)),
-    })
+    };
+    let all: Vec<String> = disks(volumes).filter_map(unsupported).collect();
+    (!all.is_empty()).then(|| all.join("\n"))
 }
 
 /// Rejects the snapshot of a VM with state, and one without the content of a disk. Returns reason and message of the event.

@@ -51,7 +51,7 @@ pub(super) struct Shown {
     phase: Phase,
     is_progressing: bool,
     is_ready: bool,
-    /// Reason of both conditions.
+    /// Reason of both conditions; that of Ready is the message if there is one.
     reason: &'static str,
     message: String,
     /// Reason of an event with the message.
@@ -113,8 +113,9 @@ pub(super) fn show(observed: &Observed, shown: Shown, decision: &mut Decision) -
     let mut status = observed.status();
     let now = Time(observed.now);
     let mut is_new = false;
-    for (type_, holds) in [(PROGRESSING, shown.is_progressing), (READY, shown.is_ready)] {
-        is_new |= set(&mut status.conditions, Condition::new(type_, holds, shown.reason, &shown.message, &now));
+    let cause = if shown.message.is_empty() { shown.reason } else { shown.message.as_str() };
+    for (type_, holds, reason) in [(PROGRESSING, shown.is_progressing, shown.reason), (READY, shown.is_ready, cause)] {
+        is_new |= set(&mut status.conditions, Condition::new(type_, holds, reason, &shown.message, &now));
     }
     if let Some(reason) = shown.event.filter(|_| is_new) {
         decision.push(Effect::Event(observed.event(reason, shown.message)));

@@ -118,7 +118,7 @@ fn begin(observed: &Observed, name: &str) -> Result<Step, serde_json::Error> {
     if let Some(text) = checks::state(&format!("{}/{}", observed.namespace(), source.name), vm) {
         return Ok(failed(observed, "SourceVMWithBackendStorageInvalid", text));
     }
-    if let Some(text) = checks::unsupported_volume(vm) {
+    if let Some(text) = checks::unsupported_volumes(vm) {
         return Ok(Step::show(Shown::pending("VMVolumeSnapshotsInvalid", text)));
     }
     let snapshot = VirtualMachineSnapshot {

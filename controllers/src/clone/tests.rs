@@ -146,6 +146,8 @@ fn snapshot_is_made_of_a_vm_whose_disks_have_snapshots() {
         // The event is not repeated.
         let again = Observed { clone: clone(&json!({"status": status})), ..observed };
         assert_eq!(decided(&again), (vec![], Value::Null));
+        // Clients of KubeVirt read the reason.
+        assert_eq!(status["conditions"][1]["reason"], status["conditions"][1]["message"]);
         (lines, status["conditions"][1]["message"].as_str().unwrap().to_owned())
     };
     let none = || "Source doesnt exist: VirtualMachine n/v".to_owned();
@@ -158,6 +160,10 @@ fn snapshot_is_made_of_a_vm_whose_disks_have_snapshots() {
         let vm = vm("v", &json!({"status": {"volumeSnapshotStatuses": statuses}}));
         assert_eq!(pending(Some(vm)), (invalid.clone(), text.to_owned()));
     }
+    let two = ["a", "b"].map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let vm = vm("v", &json!({"spec": {"template": {"spec": {"volumes": two}}}}));
+    let text = "Virtual Machine volume a snapshot support unknown\nVirtual Machine volume b snapshot support unknown";
+    assert_eq!(pending(Some(vm)), (invalid, text.to_owned()));
 }
 
 #[test]
@@ -234,7 +240,8 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
         (observed.snapshot, observed.content) = ready();
         change(&mut observed);
         let (lines, status) = decided(&observed);
-        assert_eq!(status["phase"], "Failed", "{lines:?}");
+        assert_eq!((&status["phase"], &status["conditions"][0]["reason"]), (&json!("Failed"), &json!("Failed")));
+        assert_eq!(status["conditions"][1]["reason"], status["conditions"][1]["message"]);
         // Nothing temporary is left.
         let left = usize::from(observed.snapshot.is_some()) + usize::from(observed.restore.is_some());
         assert_eq!(lines.iter().filter(|line| line.starts_with("delete")).count(), left, "{lines:?}");
