@@ -91,14 +91,21 @@ impl Observed {
         self.clone.status.clone().unwrap_or_default()
     }
 
+    /// Returns true if the restore was not made yet. Its name is recorded when it is made: if it is missing then, it was deleted.
+    fn is_to_restore(&self) -> bool {
+        let status = self.status();
+        Phase::of(&status) == Phase::Restore && self.restore.is_none() && status.restore_name.is_none()
+    }
+
     /// Returns the object that the phase requires if it is missing.
     fn missing(&self) -> Option<&'static str> {
         match Phase::of(&self.status()) {
             Phase::Snapshot if clones_vm(&self.clone) && self.snapshot.is_none() => Some("snapshot"),
-            Phase::Restore => match &self.restore {
-                None => Some("restore"),
-                Some(restore) => (self.snapshot.is_none() && !restore.is_final()).then_some("snapshot"),
-            },
+            Phase::Restore if self.restore.is_none() && !self.is_to_restore() => Some("restore"),
+            Phase::Restore => {
+                let is_open = self.restore.as_ref().is_none_or(|restore| !restore.is_final());
+                (is_open && self.snapshot.is_none()).then_some("snapshot")
+            }
             Phase::Target | Phase::Succeeded if self.target.is_none() => Some("target"),
             _ => None,
         }
@@ -183,6 +190,7 @@ fn next(observed: &Observed) -> Result<Step, serde_json::Error> {
     }
     match phase {
         Phase::New | Phase::Snapshot => steps::snapshot(observed, phase),
+        Phase::Restore if observed.is_to_restore() => steps::snapshot(observed, phase),
         Phase::Restore => Ok(steps::restoring(observed)),
         Phase::Target => Ok(steps::created(observed)),
         Phase::Succeeded => Ok(steps::succeeded(observed)),

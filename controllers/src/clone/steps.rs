@@ -51,11 +51,11 @@ fn lost_snapshot(observed: &Observed, name: &str) -> Step {
     failed(observed, "SnapshotDeleted", format!("snapshot {name} does not exist anymore"))
 }
 
-/// Makes a snapshot of a VM, waits for it, and then makes the restore.
+/// Makes a snapshot of a VM, waits for it, shows that it is ready, and then makes the restore.
 pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_json::Error> {
     let (name, is_temporary) = (snapshot_name(&observed.clone), clones_vm(&observed.clone));
     let Some(snapshot) = observed.snapshot.as_deref() else {
-        if phase == Phase::Snapshot && is_temporary {
+        if phase == Phase::Restore || (phase == Phase::Snapshot && is_temporary) {
             return Ok(lost_snapshot(observed, &name));
         }
         return begin(observed, &name);
@@ -72,7 +72,8 @@ pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_
     }
     let is_ready = status.and_then(|status| status.ready_to_use) == Some(true);
     let Some(content) = observed.content.as_deref().filter(|_| is_ready) else {
-        let waits = Step::show(Shown::works(Phase::Snapshot).snapshot(name.clone()));
+        let shown = if phase == Phase::New { Phase::Snapshot } else { phase };
+        let waits = Step::show(Shown::works(shown).snapshot(name.clone()));
         let Some((text, since)) = loss(observed, snapshot) else { return Ok(waits) };
         let left = Duration::try_from(PATIENCE - observed.now.duration_since(since)).ok();
         return Ok(match left.filter(|left| !left.is_zero()) {
@@ -86,11 +87,15 @@ pub(super) fn snapshot(observed: &Observed, phase: Phase) -> Result<Step, serde_
     if let Err((reason, text)) = checks::content(&format!("{}/{name}", observed.namespace()), content, source) {
         return Ok(failed(observed, reason, text));
     }
+    // The clone shows that it restores also if the restore is refused.
+    if phase != Phase::Restore {
+        let text = format!("snapshot {name} for clone {} is ready to use", observed.name());
+        let ready = Effect::Event(observed.event("SnapshotReady", text));
+        return Ok(Step::show(Shown::works(Phase::Restore).snapshot(name)).before([ready]));
+    }
     let restore = restore_name(&observed.clone);
-    let ready =
-        observed.event("SnapshotReady", format!("snapshot {name} for clone {} is ready to use", observed.name()));
     let made = observed.event("RestoreCreated", format!("created restore {restore} for clone {}", observed.name()));
-    let create = create_restore(observed, &name, &restore, source)?.on_success(ready);
+    let create = create_restore(observed, &name, &restore, source)?;
     Ok(Step::show(Shown::works(Phase::Restore).snapshot(name).restore(restore)).before([create, Effect::Event(made)]))
 }
 

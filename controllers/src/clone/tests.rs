@@ -100,6 +100,12 @@ fn in_phase(phase: &str) -> Observed {
     )
 }
 
+/// Returns a clone whose snapshot is ready, and whose restore was not made.
+fn restoring(clone: &VirtualMachineClone) -> Arc<VirtualMachineClone> {
+    let status = json!({"phase": "RestoreInProgress", "snapshotName": snapshot_name(clone)});
+    Arc::new(VirtualMachineClone { status: serde_json::from_value(status).unwrap(), ..clone.clone() })
+}
+
 fn effects(observed: &Observed) -> Vec<Effect> {
     decide(observed).unwrap().effects
 }
@@ -207,11 +213,12 @@ fn ready_snapshot_is_restored_with_the_differences() {
     assert!(decided(&observed).0.is_empty());
     (observed.snapshot, observed.content) = (Some(snapshot(&json!({"readyToUse": true}))), Some(content(&["disk"])));
     let (lines, status) = decided(&observed);
+    assert_eq!(lines, ["event SnapshotReady"]);
+    assert_eq!((&status["phase"], &status["restoreName"]), (&json!("RestoreInProgress"), &Value::Null));
+    observed.clone = restoring(&observed.clone);
+    let (lines, status) = decided(&observed);
     assert_eq!(lines, ["create VirtualMachineRestore tmp-restore-clone-uid", "event RestoreCreated"]);
-    assert_eq!(
-        (&status["phase"], &status["restoreName"]),
-        (&json!("RestoreInProgress"), &json!("tmp-restore-clone-uid"))
-    );
+    assert_eq!(status["restoreName"], "tmp-restore-clone-uid");
     let spec = created(&observed, Kind::VmRestore)["spec"].clone();
     assert_eq!(spec["target"], json!({"apiGroup": "kubevirt.io", "kind": "VirtualMachine", "name": "w"}));
     assert_eq!(
@@ -287,6 +294,26 @@ fn clone_fails_with_its_snapshot_and_its_restore() {
 }
 
 #[test]
+fn restore_is_made_once() {
+    let mut observed = in_phase("RestoreInProgress");
+    observed.clone = restoring(&observed.clone);
+    (observed.snapshot, observed.content) = (Some(snapshot(&json!({"readyToUse": true}))), Some(content(&["disk"])));
+    let made = ["create VirtualMachineRestore tmp-restore-clone-uid", "event RestoreCreated"];
+    assert_eq!((decided(&observed).0, observed.missing()), (made.map(str::to_owned).to_vec(), None));
+    // It is not made again if its name was not recorded, and a snapshot that is not ready any more is awaited.
+    observed.restore = Some(restore(&json!({"complete": false})));
+    let (lines, status) = decided(&observed);
+    assert_eq!((lines, &status["restoreName"]), (vec![], &json!("tmp-restore-clone-uid")));
+    (observed.restore, observed.content) = (None, None);
+    let (lines, status) = decided(&observed);
+    assert_eq!((lines, &status["phase"], &status["restoreName"]), (vec![], &Value::Null, &Value::Null));
+    // A clone whose snapshot was deleted has nothing to restore.
+    observed.snapshot = None;
+    let lines = decided(&observed).0;
+    assert_eq!((lines, observed.missing()), (vec!["event SnapshotDeleted".to_owned()], Some("snapshot")));
+}
+
+#[test]
 fn missing_object_is_awaited_for_some_seconds() {
     for phase in ["SnapshotInProgress", "RestoreInProgress", "CreatingTargetVM", "Succeeded"] {
         let mut observed = in_phase(phase);
@@ -345,6 +372,8 @@ fn clone_of_a_snapshot_keeps_it() {
         "spec": {"source": {"kind": "VirtualMachine", "name": "v"}},
     });
     (observed.snapshot, observed.content) = (Some(object(mine, &json!({}))), Some(content(&["disk"])));
+    assert_eq!(decided(&observed).0, ["event SnapshotReady"]);
+    observed.clone = restoring(&observed.clone);
     assert_eq!(created(&observed, Kind::VmRestore)["spec"]["virtualMachineSnapshotName"], "mine");
     observed.clone = clone(&json!({"spec": {"source": source}, "status": {"phase": "Succeeded", "restoreName": "r"}}));
     (observed.restore, observed.target) = (Some(restore(&json!({"complete": true}))), Some(vm("w", &json!({}))));
